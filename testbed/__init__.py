@@ -129,7 +129,7 @@ _WHERE = {
     "RunFailedError": "testbed.errors",
     "TestbedError": "testbed.errors",
 }
-"""Public name -> module that defines it. A module is imported when one of its names is first used."""
+"""Public name -> module, which is imported when one of its names is first used."""
 
 __all__ = [*_WHERE, "events"]
 

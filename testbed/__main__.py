@@ -7,8 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it with exit code 130, even while modules are still being
-    imported."""
+    """Ctrl-C ends the command line with exit code 130, even while modules are still being imported."""
     _open_closed_streams()
     try:
         from testbed.cli.main import main as run
@@ -18,8 +17,8 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null in place of each closed standard stream (`>&-`, some supervisors). Otherwise
-    printing fails, and a file or socket gets the number of a stream, to which child processes print."""
+    """A standard stream may be closed (`>&-`, some supervisors). Otherwise printing fails, and a file or
+    socket gets the number of a stream, to which child processes print."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)

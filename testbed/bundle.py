@@ -21,16 +21,13 @@ IMAGES = ROOT / "images"
 TOPOLOGIES = ROOT / "topologies"
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
 COMMIT = ROOT / "COMMIT"
-"""File with the commit that a wheel was built from. The file is missing in a checkout, and in a wheel
-whose commit was not known.
-"""
+"""The file is missing in a checkout, and in a wheel whose commit was not known."""
 
 _PACKAGES = ("agents", "analysis")
 
 
 class _Finder:
-    """Import hook that finds the testbed's packages in `ROOT` even if other packages have the same
-    names."""
+    """Finds the testbed's packages in `ROOT` even if other packages have the same names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

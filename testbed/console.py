@@ -24,41 +24,36 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TEXTS = ("device", "profile", "state")
-"""Columns of a `number_table` that hold words and are aligned left. All other columns hold numbers."""
+"""Columns of a `number_table` that hold words and are aligned left. All others hold numbers."""
 _WORTH_SECONDS = 2.0
-"""The remaining time of some work is reported only if the work has taken at least this many seconds, and
-will take at least this many more."""
+"""Remaining time is reported only if the work has taken at least this long, and will take at least this
+long more."""
 _RAREST_SECONDS = 30.0
-"""Maximum time between two progress lines, in seconds."""
+"""Seconds between two progress lines."""
 _ANY_WIDTH = 10_000
-"""Width in characters that is larger than the widest line of any table."""
+"""Characters: more than the widest line of any table has."""
 Report = Callable[[str], object]
-"""Callback for progress lines."""
 
 
-def silent(_: str) -> None:
-    """A `Report` that discards its lines."""
+def silent(_: str) -> None: ...
 
 
 verbosity = 0
-"""Verbosity of the output: -1 with `--quiet` (only results and errors), 1 with `--verbose`, otherwise
-0."""
+"""-1 with `--quiet` (only results and errors), 1 with `--verbose`."""
 
 
 @functools.cache
 def out() -> Console:
-    """Return the console of standard output."""
     return _console(stderr=False)
 
 
 @functools.cache
 def err() -> Console:
-    """Return the console of standard error."""
     return _console(stderr=True)
 
 
 def _console(*, stderr: bool) -> Console:
-    """Make a console. If its stream is not a terminal, tables are as wide as their contents."""
+    """If the stream is not a terminal, tables are as wide as their contents."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False)
@@ -70,8 +65,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 class _Unpadded:
-    """Wrapper of a stream of `sys`. It removes the trailing blanks that rich writes in the lines of a
-    table."""
+    """Removes the trailing blanks that rich writes in the lines of a table to a stream of `sys`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -84,21 +78,20 @@ class _Unpadded:
 
 
 def print_text(text: str) -> None:
-    """Print `text` unchanged. Markup in the text has no effect, and lines are wrapped only on a
-    terminal."""
+    """Markup in the text has no effect, and lines are wrapped only on a terminal."""
     out().print(text, soft_wrap=True)
 
 
 def remark(text: str) -> None:
-    """Print progress or a hint on what to do next. With `--quiet`, print nothing."""
+    """Progress, or a hint on what to do next. With `--quiet`, print nothing."""
     if verbosity >= 0:
         print_text(text)
 
 
 @contextmanager
 def busy(text: str) -> Iterator[None]:
-    """Show `text` and the elapsed time below other output while the `with` block runs, if standard
-    output is a terminal. Use this for work whose duration cannot be predicted."""
+    """Show `text` and the elapsed time below other output, if standard output is a terminal. Use this
+    for work whose duration cannot be predicted."""
     if verbosity < 0 or not out().is_terminal:
         yield
         return
@@ -111,19 +104,18 @@ def busy(text: str) -> Iterator[None]:
 
 
 class ProgressReporter:
-    """Reports the progress and the remaining time of long work. The first line comes after two seconds.
-    Further lines come less and less often, but at least every 30 s."""
+    """The first line comes after two seconds. Further lines come less and less often, but at least every
+    30 s."""
 
     def __init__(self, report: Report, what: str, *, of_bytes: bool = False) -> None:
-        """`what`: beginning of each line. `of_bytes`: whether the work is counted in bytes. Lines then
-        give MB and MB/s; otherwise they give a percentage."""
+        """`what`: beginning of each line. `of_bytes`: whether lines give MB and MB/s, and not a
+        percentage."""
         self._report, self._what, self._of_bytes = report, what, of_bytes
         self._begun = time.monotonic()
         self._due = 0.0
 
     def __call__(self, done: float, total: float, before: float = 0.0) -> None:
-        """Report that `done` of `total` is finished, if the next line is due. `before`: part of `done`
-        that was already finished when this reporter was made."""
+        """`before`: part of `done` that was already finished when this reporter was made."""
         taken = time.monotonic() - self._begun
         left = time_left(taken, done - before, total - before)
         if not left or taken < self._due:
@@ -137,15 +129,14 @@ class ProgressReporter:
 
 
 def time_left(taken: float, done: float, total: float) -> str:
-    """Return a text such as `about 40 s left`, extrapolated from `taken` seconds for `done` of `total`
-    equal pieces. The text is empty if less than two seconds were taken or are left."""
+    """Extrapolate from `taken` seconds for `done` of `total` equal pieces. The text is empty if less
+    than two seconds were taken or are left."""
     left = taken / done * (total - done) if done else math.inf
     return "" if taken < _WORTH_SECONDS else time_left_text(left)
 
 
 def time_left_text(left: float) -> str:
-    """Return `left` seconds as text such as `about 40 s left`; empty if `left` is below 2 or
-    infinite."""
+    """`about 40 s left` for example; empty if `left` is below 2 s or infinite."""
     if not _WORTH_SECONDS <= left < math.inf:
         return ""
     if left < 90:
@@ -154,8 +145,7 @@ def time_left_text(left: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON. Numbers that are not finite become null, because JSON does not have such
-    numbers."""
+    """Numbers that are not finite become null, because JSON does not have such numbers."""
     sys.stdout.write(json.dumps(_finite(value), indent=2) + "\n")
 
 
@@ -168,15 +158,13 @@ def _finite(value: Any) -> Any:
 
 
 def print_last_line(result: str, following: str) -> None:
-    """Print the last line of a command: `result`, if it is not empty, and `following`, which says what
-    the user can do next. With `--quiet`, print only `result`."""
+    """`following` says what the user can do next. With `--quiet`, print only `result`."""
     line = " · ".join(filter(None, (result, f"Next: {following}" if verbosity >= 0 else "")))
     if line:
         print_text(line)
 
 
 def print_files(files: Sequence[Path], *, as_json: bool) -> None:
-    """Print the paths of files that have been written."""
     if as_json:
         print_json({"files": [str(file) for file in files]})
         return
@@ -185,9 +173,8 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
 
 
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequence[str] = ()) -> None:
-    """Print `rows` as an aligned table, or as JSON. If there are no rows, print `empty` instead of a
-    table. If the terminal is too narrow, columns are left out in the order of `spare`, and a remark
-    names the columns that were left out."""
+    """`empty`: text if there are no rows. If the terminal is too narrow, columns are left out in the
+    order of `spare`, and a remark names the columns that were left out."""
     if as_json:
         print_json(rows)
     elif not rows:
@@ -216,14 +203,14 @@ def _cell(value: object) -> str:
 
 
 def fits(shown: Table) -> bool:
-    """Whether the table's longest line fits into a line of standard output."""
+    """Whether the longest line fits into a line of standard output."""
     wide = out().options.update(max_width=_ANY_WIDTH)  # else the result is capped at the console's width
     return out().measure(shown, options=wide).maximum <= out().width
 
 
 def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first column holds names. If the terminal is too narrow, print the table
-    transposed, with a line per heading and a column per row, in as many parts as needed."""
+    """The first column holds names. If the terminal is too narrow, print the table transposed, with a
+    line per heading and a column per row, in as many parts as needed."""
     made = _numbers(headings, rows)
     if fits(made):
         out().print(made)
@@ -253,7 +240,7 @@ def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def table(columns: list[str]) -> Table:
-    """Return an empty table with `columns` and without ruling lines. Long cells are wrapped."""
+    """An empty table without ruling lines. Long cells are wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold")
@@ -263,7 +250,7 @@ def table(columns: list[str]) -> Table:
 
 
 def number_table(*columns: str) -> Table:
-    """Return an empty table of numbers without ruling lines. Cells are never wrapped."""
+    """An empty table without ruling lines. Cells are never wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -274,6 +261,5 @@ def number_table(*columns: str) -> Table:
 
 
 def shorten(name: str, width: int = 16) -> str:
-    """Shorten `name` to `width` characters. The middle is cut out, because names of devices differ by
-    the number at the end."""
+    """Cut out the middle, because names of devices differ by the number at the end."""
     return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"

@@ -44,8 +44,8 @@ class RunFailedError(TestbedError):
 
 
 def from_os_error(error: OSError, place: Path | None = None) -> HostError:
-    """Convert an error of the operating system to a HostError with advice. The message names `place` if
-    the error itself has no file name, as when a disk is full."""
+    """The message has advice. It names `place` if the error itself has no file name, as when a disk is
+    full."""
     where, reason = error.filename, error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = where or place
@@ -62,7 +62,7 @@ def from_os_error(error: OSError, place: Path | None = None) -> HostError:
 
 
 def free_space(place: Path | str) -> str:
-    """Return the free space of the disk with `place`, such as ` (0.0 MiB free)`; empty if unknown."""
+    """` (0.0 MiB free)` on the disk with `place`; empty if unknown."""
     there = next(one for one in Path(place).absolute().parents if one.exists())
     with suppress(OSError):
         return f" ({shutil.disk_usage(there).free / 2**20:,.1f} MiB free)"
@@ -70,7 +70,6 @@ def free_space(place: Path | str) -> str:
 
 
 def _has_working_folder() -> bool:
-    """Whether this process's working directory still exists."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -79,13 +78,12 @@ def _has_working_folder() -> bool:
 
 
 def _is_new(path: Path) -> bool:
-    """Whether `path` does not exist yet, and this user may enter its folder."""
     return os.access(path.parent, os.X_OK) and not path.exists()
 
 
 def writable_file(path: Path, option: str = "--to") -> Path:
-    """Return `path` if a file can be written there. Otherwise raise BadInputError, which names `option`.
-    Call this before the content is computed, because the computation may take long."""
+    """Raises BadInputError, which names `option`, if no file can be written there. Call this before the
+    content is computed, because the computation may take long."""
     folder = path.absolute().parent
     problem = None
     if os.path.isdir(path):  # noqa: PTH112  (Path's raises PermissionError)
@@ -98,8 +96,7 @@ def writable_file(path: Path, option: str = "--to") -> Path:
 
 
 def writable_folder(path: Path, option: str = "--to") -> Path:
-    """Return `path` if it is a writable folder, or if a folder can be created there. Otherwise raise
-    BadInputError, which names `option`."""
+    """Raises BadInputError, which names `option`, if no folder can be created there."""
     there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
     problem = None
     if not os.path.isdir(there):  # noqa: PTH112
@@ -116,15 +113,15 @@ def _raise_problem(problem: str | None, path: Path, option: str) -> Path:
 
 
 def _may_write(path: Path) -> bool:
-    """Whether this user may write to the file `path`, or create a file in the folder `path`."""
+    """`path`: a file, or a folder in which a file is created."""
     needed = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
     return os.access(path, needed, effective_ids=True)
 
 
 @contextmanager
 def reading_run(run: Path) -> Iterator[None]:
-    """Convert errors of reading the run directory `run` (a missing or damaged file) to BadInputError.
-    Use this context only around code that only reads the run."""
+    """Convert errors of a missing or damaged file to BadInputError. Use this context only around code
+    that only reads the run."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:

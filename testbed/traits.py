@@ -15,13 +15,11 @@ from testbed.errors import BadInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """Properties of a runtime."""
-
     module: str
-    """Dotted name of the module that implements `Emulator` or `Simulator` of `testbed.runtimes`."""
+    """Dotted name. The module implements `Emulator` or `Simulator` of `testbed.runtimes`."""
     simulated: bool = False
-    """Whether the clock is simulated. If it is, no resources of the host are assigned, limited or
-    measured, and runs get no verdict."""
+    """If the clock is simulated, no resources of the host are assigned, limited or measured, and runs
+    get no verdict."""
     cgroups: bool = False
     """Whether control groups limit the CPU of devices, by a quota per period. The quota has a
     minimum."""
@@ -30,24 +28,19 @@ class Traits:
     gpus: bool = False
     """Whether a device can use a GPU of the host, or a fraction of one."""
     lossless_reason: str = ""
-    """Reason why links cannot lose packets, as in `whose links are TCP relays`; empty if links can lose
-    packets."""
+    """Clause such as `whose links are TCP relays`; empty if links can lose packets."""
     shaper: str | None = None
-    """Name of the mechanism that emulates links; None if `testbed.plan.shaper` chooses between netem and
-    the router."""
+    """Mechanism that emulates links; None if `testbed.plan.shaper` chooses between netem and the
+    router."""
     shaper_why: str = ""
-    """Reason why the runtime uses the mechanism `shaper`; empty if `shaper` is None or needs no
-    reason."""
     many_hosts: bool = False
-    """Whether devices run on several machines, including this one."""
     devices_probe: bool = False
     """Whether each device measures its own link before the run clock starts."""
     counts_bytes: Literal["always", "linked", "never"] = "never"
-    """Whether telemetry has the bytes that devices send and receive. `linked`: it has them only if the
-    devices have links."""
+    """Whether telemetry has the bytes that devices send and receive. `linked`: only if the devices have
+    links."""
     unresumable_reason: str = ""
-    """Reason why an interrupted run cannot be resumed, and what to do instead; empty if runs can be
-    resumed."""
+    """Reason why an interrupted run cannot be resumed, and what to do instead."""
     real_devices: bool = False
     """Whether real devices (`hosts` with SSH destinations) can join a run."""
     counts_energy: bool = False
@@ -55,7 +48,7 @@ class Traits:
     lack: str = ""
     """Clause for the error if the runtime is not available. It says what this machine lacks."""
     notice: str = ""
-    """Notice that is printed before each run; empty if there is none."""
+    """Printed before each run."""
 
 
 RUNTIMES: dict[str, Traits] = {
@@ -100,26 +93,23 @@ RUNTIMES: dict[str, Traits] = {
         unresumable_reason="the same seed repeats it from the start",
     ),
 }
-"""Name of a runtime -> its traits. `auto` selects the first available runtime that has a real clock and
-uses only this host."""
+"""`auto` selects the first available runtime that has a real clock and uses only this host."""
 
 
 def traits(name: str) -> Traits:
-    """Return the traits of the runtime called `name`. Raises BadInputError if there is none."""
+    """Raises BadInputError."""
     if name not in RUNTIMES:
         raise BadInputError(f"no runtime is called {name!r}, expected {runtime_names()}")
     return RUNTIMES[name]
 
 
 def is_simulated(name: Any) -> bool:
-    """Whether `name` is a runtime with a simulated clock; False if `name` is None, as in the early
-    manifest of a run.
-    """
+    """False if `name` is None, as in the early manifest of a run."""
     return name in RUNTIMES and RUNTIMES[name].simulated
 
 
 def refuse_simulated(name: str | None) -> None:
-    """Raise BadInputError if `name` is a runtime with a simulated clock."""
+    """Raises BadInputError."""
     if is_simulated(name):
         raise BadInputError(
             f"--runtime {name}: expected auto, {runtime_names(lambda t: not t.simulated)}"
@@ -127,15 +117,13 @@ def refuse_simulated(name: str | None) -> None:
 
 
 def emulated_runtime_names() -> list[str]:
-    """Return the names of the runtimes with a real clock. Runtimes with many hosts come first, because
-    the part of their run on this host could otherwise be taken for a run of another runtime."""
+    """Runtimes with many hosts come first, because the part of their run on this host could otherwise be
+    taken for a run of another runtime."""
     names = [name for name, found in RUNTIMES.items() if not found.simulated]
     return sorted(names, key=lambda name: not RUNTIMES[name].many_hosts)
 
 
 def runtime_names(which: Callable[[Traits], bool] = lambda _: True) -> str:
-    """Return the names of the runtimes whose traits satisfy `which`. They are joined to a text
-    such as `process or virtual`.
-    """
+    """Join the names to a text such as `process or virtual`."""
     *others, last = [name for name, found in RUNTIMES.items() if which(found)]
     return f"{', '.join(others)} or {last}" if others else last

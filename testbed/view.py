@@ -20,21 +20,19 @@ class View:
         pass
 
     def progress(self, message: str) -> None:
-        """Show a line on the progress of launching or ending."""
+        """Show a line on launching or ending."""
 
     def keep(self, message: str) -> None:
         """Show a line that remains useful for the whole run, or after it."""
 
     def past(self, records: Sequence[events.Record]) -> None:
-        """Receive the records of the earlier segments of a resumed run."""
+        """Records of the earlier segments of a resumed run."""
 
-    def record(self, record: events.Record) -> None:
-        """Receive the next record of the run's events."""
+    def record(self, record: events.Record) -> None: ...
 
     def refresh(self, now: float) -> None:
-        """Redraw the display. A run calls this several times a second. `now`: reading of the monotonic
-        clock, in seconds of device time."""
+        """A run calls this several times a second. `now`: reading of the monotonic clock, in seconds of
+        device time."""
 
     def judged(self, judgement: Judgement) -> None:
-        """Receive the judgement of a run that is over. This method is not called in virtual time, which
-        measures no devices."""
+        """Called when a run is over, but not in virtual time, which measures no devices."""

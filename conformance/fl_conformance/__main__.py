@@ -23,8 +23,8 @@ _METHODS = ("start", "receive", "model", "join", "leave")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 0 the implementation conforms, 1 it differs, 2 the input or
-    the adapter is faulty."""
+    """The exit code is 0 if the implementation conforms, 1 if it differs, 2 if the input or the adapter
+    is faulty."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_apart() -> int:
-    """Run `main` in a process of its own, and return its exit code. Foreign code may end its process at
-    any point, with any exit code; the answer counts only if `main` itself has returned it."""
+    """Run `main` in a process of its own. Foreign code may end its process at any point, with any exit
+    code; the answer counts only if `main` itself has returned it."""
     sys.path.insert(0, "")  # the user's folder has the adapter; with `python -m` it is there already
     if not hasattr(os, "fork"):
         return main()
@@ -129,8 +129,8 @@ def _print(lines: str) -> None:
 
 
 def find_adapter(place: str) -> Callable[[], Adapter]:
-    """Return the class at `place`, which is `module:Class` or `file.py:Class`. Raises ConformanceError
-    if there is none, or if it lacks a method."""
+    """`place`: `module:Class` or `file.py:Class`. Raises ConformanceError if there is no such class, or
+    if it lacks a method."""
     module_name, colon, class_name = place.rpartition(":")
     if not colon or not module_name or not class_name:
         raise ConformanceError(f"{place}: expected module:Class, or path/to/file.py:Class")

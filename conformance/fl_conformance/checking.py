@@ -18,7 +18,7 @@ from fl_conformance.steps import Check, Tolerance, checks, observe
 
 _HERE = Path(__file__).parent
 _LONGEST_MESSAGE = 2000
-"""Maximum number of characters to show of an exception's message."""
+"""Characters of an exception's message."""
 Outcome = Literal["conforms", "differs", "skipped", "failed"]
 
 
@@ -27,26 +27,23 @@ class FirstDifference:
     """The first check at which the adapter's model differs from the recorded one."""
 
     number: int
-    """Index of the check."""
     check: Check
     found: Vector
     """The adapter's model, shape (d,)."""
     same_as: int | None
-    """Version of the scenario that has this model; None if no version has it."""
+    """Version of the scenario that has this model."""
     weights: str | None
-    """The adapter's model as a sum of updates, for people; None if no such sum is known."""
+    """The adapter's model as a sum of updates, for people."""
 
 
 @dataclass
 class ScenarioResult:
-    """Result of one scenario."""
-
     scenario: Scenario
     outcome: Outcome
     checks: int = 0
-    """Number of comparisons that were made."""
+    """Comparisons that were made."""
     reason: str = ""
-    """Why the scenario was skipped, or how the adapter failed; otherwise empty."""
+    """Why the scenario was skipped, or how the adapter failed."""
     difference: FirstDifference | None = None
     explanations: Sequence[Explanation] = ()
     """Likely causes of the difference, the likeliest first; empty if no known mistake explains it."""
@@ -54,8 +51,6 @@ class ScenarioResult:
 
 @dataclass
 class RuleResult:
-    """Results of the scenarios of one rule."""
-
     file: RuleFile
     results: list[ScenarioResult] = field(default_factory=list)
 
@@ -125,7 +120,6 @@ def _run(make: Callable[[], Adapter], scenario: Scenario, tolerance: Tolerance) 
 
 
 def _rank(results: Sequence[ScenarioResult]) -> None:
-    """Put the causes first that explain the most scenarios."""
     counts: Counter[Cause] = Counter(
         explanation.cause for result in results for explanation in result.explanations
     )
@@ -136,7 +130,7 @@ def _rank(results: Sequence[ScenarioResult]) -> None:
 
 
 def raised_text(error: BaseException) -> str:
-    """Return the type and the message of what foreign code raised, without control characters."""
+    """Type and message without control characters."""
     return f"{type(error).__name__}: {_message(error)}".removesuffix(": ")
 
 
@@ -149,7 +143,7 @@ def _message(error: BaseException) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """Return what was raised, and the last place in the adapter's own code."""
+    """Add the last place in the adapter's own code."""
     text = raised_text(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_HERE)]

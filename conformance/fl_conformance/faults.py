@@ -120,27 +120,25 @@ FAULTS: dict[str, str] = {
     "one_version_behind": "The model lags one version behind.",
     "never_updated": "The model never changes.",
 }
-"""Known mistakes: name in the reference implementation -> cause for the user."""
+"""Name in the reference implementation -> cause for the user."""
 
 Cause = frozenset[str]
-"""Names of the mistakes that together explain a difference."""
+"""Mistakes that together explain a difference."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A likely cause of the differences in one scenario."""
-
     cause: Cause
     matched: int
-    """Number of leading checks that the mistakes reproduce."""
+    """Leading checks that the mistakes reproduce."""
 
 
 def explain(
     scenario: Scenario, observed: Sequence[Vector], first: int, tolerance: Tolerance
 ) -> list[Explanation]:
     """Return the mistakes that reproduce the models `observed` at least up to check number `first`, the
-    first one that differs. The best explanations come first; pairs of mistakes are tried only if no
-    single mistake is enough."""
+    first one that differs. The best come first; pairs of mistakes are tried only if no single mistake is
+    enough."""
     effective = []
     found: list[Explanation] = []
     expected = _outcome(scenario, ())
@@ -164,7 +162,7 @@ def explain(
 
 
 def _outcome(scenario: Scenario, faults: Collection[str]) -> list[Vector] | None:
-    """Return the models with these mistakes; None if they cannot be computed."""
+    """None if the models cannot be computed."""
     try:
         with np.errstate(all="ignore"):
             steps = observe(Reference(faults), scenario)
@@ -175,14 +173,14 @@ def _outcome(scenario: Scenario, faults: Collection[str]) -> list[Vector] | None
 
 
 def _matched(one: Sequence[Vector], other: Sequence[Vector], tolerance: Tolerance) -> int:
-    """Return the number of leading checks at which both have the same model."""
+    """Leading checks at which both have the same model."""
     pairs = list(zip(one, other, strict=False))  # `one` is shorter if the adapter failed
     return next((n for n, pair in enumerate(pairs) if not tolerance.equal(*pair)), len(pairs))
 
 
 def fit(scenario: Scenario, check: Check, found: Vector) -> str | None:
-    """Return the weights of the updates that give the model `found` in place of the one that `check`
-    expects; None if no weights give it, or if too many updates arrived since the last version."""
+    """Weights of the updates that give the model `found` in place of the one that `check` expects; None
+    if no weights give it, or if too many updates arrived since the last version."""
     before, arrived = scenario.setting.model, list[ClientUpdate]()
     for event in scenario.events[: check.event]:
         if isinstance(event, NewVersion):

@@ -19,7 +19,7 @@ from fl_conformance.adapter import ClientUpdate, Setting, Vector
 
 
 class Reference:
-    """An adapter that computes every rule, with the mistakes named in `faults`."""
+    """Computes every rule, with the mistakes named in `faults`."""
 
     def __init__(self, faults: Collection[str] = ()) -> None:
         self._faults = frozenset(faults)
@@ -90,7 +90,7 @@ class Reference:
 
 
 class _RuleReference:
-    """Common parts of the rules. The methods are the equations; the faults are in them."""
+    """The methods are the equations; the faults are in them."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
 
@@ -100,19 +100,17 @@ class _RuleReference:
         self.w, self.version = setting.model.copy(), 0
         self.models = [self.w]
         self.made = [0.0]
-        """Times of the versions."""
         self.present = list(setting.present)
         self.clients = len(setting.clients)
         self.buffer: list[ClientUpdate] = []
         self.training: dict[str, int] = {}
-        """Dispatch that each training client works on."""
+        """Client -> the dispatch that it works on."""
         self.version_sent: dict[str, int] = {}
         self.sends = 0
         self.now = 0.0
         self._draws = iter(setting.draws)
 
-    def begin(self) -> None:
-        """Begin the first round."""
+    def begin(self) -> None: ...
 
     def arrived(self, update: ClientUpdate) -> None:
         raise NotImplementedError
@@ -185,7 +183,6 @@ class _RuleReference:
         return tau
 
     def divide(self, count: int, updates: Sequence[ClientUpdate]) -> float:
-        """Return 1/count."""
         if "not_divided" in self.faults:
             return 1.0
         if "divided_by_clients" in self.faults:
@@ -197,7 +194,6 @@ class _RuleReference:
         return 1 / count
 
     def size(self, count: int) -> int:
-        """Return the number of updates per aggregation."""
         return count + ("one_too_late" in self.faults) - ("one_too_early" in self.faults)
 
     def add(self, step: Vector) -> None:
@@ -206,14 +202,12 @@ class _RuleReference:
         self.make(self.eta * step if replaces else self.w + self.eta * step)
 
     def make(self, w: Vector) -> None:
-        """Make a new version."""
         self.w = w
         self.version += 1
         self.models.append(w)
         self.made.append(self.now)
 
     def empty(self) -> list[ClientUpdate]:
-        """Return the updates in the buffer, and empty it."""
         taken = list(self.buffer)
         if "buffer_not_cleared" not in self.faults:
             self.buffer.clear()
@@ -224,7 +218,7 @@ class _RuleReference:
 
 
 class _RoundsReference(_RuleReference):
-    """A rule with rounds that wait for the clients they have drawn."""
+    """Rounds wait for the clients they have drawn."""
 
     def __init__(self, setting: Setting, faults: frozenset[str]) -> None:
         super().__init__(setting, faults)
@@ -614,7 +608,7 @@ class _FavanoReference(_RoundsReference):
     def __init__(self, setting: Setting, faults: frozenset[str]) -> None:
         super().__init__(setting, faults)
         self._steps: defaultdict[str, list[int]] = defaultdict(list)
-        """Local steps of all updates of each client."""
+        """Client -> local steps of each of its updates."""
 
     def end(self, update: ClientUpdate) -> Vector:
         """ŵ_i."""
@@ -708,7 +702,7 @@ class _PortReference(_RuleReference):
 
 
 def _trained(update: ClientUpdate) -> Vector:
-    """Return the end of the local training; the base model if the client sent a gradient."""
+    """The base model if the client sent a gradient."""
     return update.base if update.trained is None else update.trained
 
 

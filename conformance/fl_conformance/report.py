@@ -20,7 +20,7 @@ from fl_conformance.scenario import (
 )
 
 _CAUSES = 3
-"""Maximum number of likely causes that are shown for one scenario."""
+"""Likely causes that are shown for one scenario."""
 _UNKNOWN = (
     "No known mistake, and no pair of known mistakes, gives these models. Compare the steps above with "
     "the equation."
@@ -28,7 +28,6 @@ _UNKNOWN = (
 
 
 def listing(files: Sequence[RuleFile]) -> str:
-    """Return the rules and their scenarios as text."""
     lines: list[str] = []
     for file in files:
         lines.append(f"{file.rule}: {file.equation}  ({file.paper})")
@@ -37,7 +36,6 @@ def listing(files: Sequence[RuleFile]) -> str:
 
 
 def text(result: RuleResult) -> str:
-    """Return the results of one rule as text."""
     lines = [f"{result.file.rule}: {result.file.equation}  ({result.file.paper})"]
     for one in result.results:
         lines += _scenario_lines(one)
@@ -45,14 +43,12 @@ def text(result: RuleResult) -> str:
 
 
 def summary(results: Sequence[RuleResult]) -> str:
-    """Return the number of scenarios by outcome, as one line."""
     outcomes = [one.outcome for result in results for one in result.results]
     counted = {outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)}
     return f"{len(outcomes)} scenarios: " + ", ".join(f"{n} {outcome}" for outcome, n in counted.items())
 
 
 def document(results: Sequence[RuleResult]) -> dict[str, Any]:
-    """Return the results for JSON."""
     return {
         "rules": [
             {
@@ -93,7 +89,6 @@ def _scenario_lines(result: ScenarioResult) -> list[str]:
 
 
 def cause_text(explanation: Explanation) -> str:
-    """Return the cause in full sentences."""
     return " Also: ".join(FAULTS[name] for name in FAULTS if name in explanation.cause)
 
 

@@ -24,8 +24,6 @@ class ConformanceError(Exception):
 
 @dataclass(frozen=True)
 class ModelSent:
-    """`client` is sent the model of `version`."""
-
     at: float
     client: str
     version: int
@@ -33,8 +31,6 @@ class ModelSent:
 
 @dataclass(frozen=True)
 class UpdateReceived:
-    """The server receives `update`."""
-
     at: float
     update: ClientUpdate
 
@@ -50,19 +46,17 @@ class ClientLeft:
     at: float
     client: str
     memory: Vector | None
-    """Vector that the client hands in, shape (d,); None if there is none."""
+    """Shape (d,)."""
 
 
 @dataclass(frozen=True)
 class NewVersion:
-    """The model is now `model`."""
-
     at: float
     version: int
     model: Vector
-    """The new model, shape (d,)."""
+    """Shape (d,)."""
     equation: str
-    """The step from the previous version, with the weights of this scenario."""
+    """Step from the previous version, with the weights of this scenario."""
 
 
 ScenarioEvent = ModelSent | UpdateReceived | ClientJoined | ClientLeft | NewVersion
@@ -70,43 +64,37 @@ ScenarioEvent = ModelSent | UpdateReceived | ClientJoined | ClientLeft | NewVers
 
 @dataclass(frozen=True)
 class Scenario:
-    """A recorded scenario of one rule."""
-
     name: str
     about: str
-    """Purpose of the scenario, in one or two sentences."""
     setting: Setting
     events: Sequence[ScenarioEvent]
 
 
 @dataclass(frozen=True)
 class RuleFile:
-    """The scenarios of one rule."""
-
     rule: str
     paper: str
     equation: str
     relative: float
-    """Largest relative difference of a value that counts as equal."""
+    """Relative difference of a value that counts as equal."""
     absolute: float
-    """Largest absolute difference of a value that counts as equal."""
+    """Absolute difference of a value that counts as equal."""
     scenarios: Sequence[Scenario]
 
 
 def rule_names() -> list[str]:
-    """Return the names of the rules that have scenarios, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load(rule: str) -> RuleFile:
-    """Read the scenarios of `rule`. Raises ConformanceError if the rule is unknown."""
+    """Raises ConformanceError if the rule is unknown."""
     if rule not in rule_names():
         raise ConformanceError(f"--rule {rule}: unknown rule, expected all, {', '.join(rule_names())}")
     return read(FOLDER / f"{rule}.yaml")
 
 
 def read(path: Path) -> RuleFile:
-    """Read a file of scenarios. Raises ConformanceError, which names the place, if it cannot be read."""
+    """Raises ConformanceError, which names the place, if the file cannot be read."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -148,8 +136,6 @@ def _scenario(rule: str, content: Mapping[str, Any]) -> Scenario:
 
 
 class _EventReader:
-    """Reads the events of one scenario, in order."""
-
     def __init__(self, setting: Setting) -> None:
         self._clients = setting.clients
         self._models = [setting.model]

@@ -21,13 +21,12 @@ from fl_conformance.scenario import (
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two values may be apart and still count as equal."""
+    """Values that are no farther apart count as equal."""
 
     relative: float
     absolute: float
 
     def equal(self, found: Vector, expected: Vector) -> bool:
-        """Return whether all elements are equal within the tolerance."""
         return bool(np.all(np.abs(found - expected) <= self.absolute + self.relative * np.abs(expected)))
 
 
@@ -47,13 +46,11 @@ class Check:
 
 
 def checks(scenario: Scenario) -> list[Check]:
-    """Return all comparisons of the scenario, in order."""
     return [step for step in _walk(scenario) if isinstance(step, Check)]
 
 
 def observe(adapter: Adapter, scenario: Scenario) -> Iterator[Vector | str]:
-    """Lead `adapter` through the scenario. Yield the name of each call before it is made, and after a
-    call of `model` a copy of the model."""
+    """Yield the name of each call before it is made, and after a call of `model` a copy of the model."""
     yield "start"
     adapter.start(_copied(scenario.setting))
     for step in _walk(scenario):
@@ -74,8 +71,7 @@ def observe(adapter: Adapter, scenario: Scenario) -> Iterator[Vector | str]:
 
 
 def checked(found: ArrayLike, length: int) -> Vector:
-    """Return a copy of the model `found` in float64. Raise ValueError if it is not a finite vector with
-    `length` elements."""
+    """Copy in float64. Raises ValueError if `found` is not a finite vector with `length` elements."""
     try:
         if np.asarray(found).dtype.kind not in "fiuO":  # NumPy would drop imaginary parts and read texts
             raise TypeError
@@ -122,7 +118,7 @@ def _copied(setting: Setting) -> Setting:
 
 
 def _copied_update(update: ClientUpdate) -> ClientUpdate:
-    """Return `update` with vectors of its own, so that an adapter may change them."""
+    """An adapter may change the vectors."""
     vectors = {
         name: value.copy() for name, value in vars(update).items() if isinstance(value, np.ndarray)
     }

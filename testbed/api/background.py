@@ -34,7 +34,7 @@ def start(
     *,
     tied: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start the controller, pass its output lines to `report`, and wait until the run clock starts.
+    """Pass output lines to `report`, and return when the run clock starts.
 
     `tied`: whether the controller ends when this process ends. Raises TestbedError with the reason if
     the run ended before its clock started.
@@ -78,8 +78,7 @@ def start(
 
 
 def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
-    """Ask the controller to end its run, and wait until the controller has ended. Kill it if that takes
-    too long."""
+    """Kill the controller if it takes too long to end its run."""
     from testbed.run import live_runs
 
     controller.terminate()
@@ -94,13 +93,11 @@ def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
 
 
 def log_of(directory: RunDirectory) -> Path:
-    """Return the path of the log file of a controller in the background."""
     return directory.logs / "controller.log"
 
 
 def failure(directory: RunDirectory, code: int, begin: int = 0) -> TestbedError:
-    """Return the error with which a controller ended, from its exit code and the part of its log that
-    begins at byte `begin`."""
+    """`begin`: byte at which this controller's part of the log begins."""
     with log_of(directory).open("rb") as file:
         file.seek(begin)
         printed = file.read().decode("utf-8", "replace")
@@ -110,7 +107,7 @@ def failure(directory: RunDirectory, code: int, begin: int = 0) -> TestbedError:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without the variables that force coloured output. A Jupyter
-    kernel sets them, and the log would contain colour codes."""
+    """Without the variables that force coloured output. A Jupyter kernel sets them, and the log would
+    contain colour codes."""
     forced = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     return {name: value for name, value in os.environ.items() if name not in forced}

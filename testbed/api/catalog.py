@@ -33,26 +33,21 @@ _WORDS = {bool: "true or false", float: "number", int: "whole number", str: "tex
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a rule, a selection or a task."""
-
     name: str
     type: str
-    """Type in words, such as `number, or null`."""
+    """Words such as `number, or null`."""
     required: bool
     default: Any
-    """Default in the notation of a topology; None if the parameter is required, or if the default is
-    null."""
+    """In the notation of a topology; None if the parameter is required, or if the default is null."""
     description: str
-    """Docstring of the field; empty if the field has no docstring."""
+    """Docstring of the field; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A rule, a selection or a task."""
-
     name: str
     facts: Mapping[str, str | None]
-    """Properties such as `paper` or `dataset`; None for a property that the entry does not have."""
+    """Properties such as `paper` or `dataset`; None for one that the entry does not have."""
     about: str
     """Docstring of the class."""
     parameters: tuple[Parameter, ...]
@@ -81,8 +76,7 @@ def tasks() -> list[CatalogEntry]:
 
 
 def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
-    """Return the entry called `name`. Raises BadInputError if there is no such entry. The error's
-    message has a similar name, or all names. `what`: kind of the entries, for the message."""
+    """`what`: kind of the entries. Raises BadInputError that has a similar name, or all names."""
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]
@@ -99,14 +93,12 @@ def profiles() -> Profiles:
 
 
 def populations() -> list[str]:
-    """Return the names of the populations from which fleets are drawn."""
     from testbed.topology.draw_settings import population_names
 
     return population_names()
 
 
 def profile_rows(shown: Profiles, populations: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the profiles as mappings, for JSON. `populations`: names of populations to add."""
     from testbed.topology import profiles as reader
     from testbed.topology import surveys
 
@@ -114,8 +106,8 @@ def profile_rows(shown: Profiles, populations: Sequence[str] = ()) -> list[dict[
 
 
 def profile_text(shown: Profiles, *, whole: bool, populations: Sequence[str] = ()) -> str:
-    """Return the profiles as text: one line per profile, or all details if `whole` is set.
-    `populations`: names of populations to add."""
+    """Return one line per profile, or all details if `whole` is set. `populations`: names of populations
+    to add."""
     from testbed.topology import profiles as reader
     from testbed.topology import surveys
 
@@ -178,14 +170,13 @@ def schema() -> dict[str, Any]:
 
 
 def brief(entry: CatalogEntry) -> str:
-    """Return a short description of an entry: name, facts, and the parameters with their defaults."""
+    """Name, facts, and the parameters with their defaults."""
     parameters = ", ".join(map(_with_default, entry.parameters)) or "no parameters"
     return f"{_heading(entry)}\n{_wrap(parameters, '    ', '  ')}"
 
 
 def full(entry: CatalogEntry) -> str:
-    """Return the full description of an entry: name, facts, docstring of the class, and every
-    parameter."""
+    """Name, facts, docstring of the class, and every parameter."""
     blocks = [_heading(entry), *map(_reflow, entry.about.split("\n\n"))]
     if entry.parameters:
         blocks.append("\n".join(["Parameters", *map(_block, entry.parameters)]))
@@ -223,7 +214,7 @@ def _is_duration(hint: Any) -> bool:
 
 
 def _type_text(hint: Any) -> str:
-    """Describe a type in words: `float | None` is `number, or null`. Unknown types are shown as code."""
+    """`float | None` is `number, or null`. Unknown types are shown as code."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
@@ -254,7 +245,6 @@ def _with_default(parameter: Parameter) -> str:
 
 
 def _yaml_text(value: Any) -> str:
-    """Format a value as YAML."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -274,8 +264,7 @@ def _block(parameter: Parameter) -> str:
 
 
 def _reflow(paragraph: str) -> str:
-    """Rewrap a paragraph to the output width. If it has indented lines (equations, lists), wrap each
-    line separately."""
+    """If the paragraph has indented lines (equations, lists), wrap each line separately."""
     lines = paragraph.splitlines()
     if not any(line.startswith(" ") for line in lines):
         return _wrap(" ".join(lines), "")

@@ -46,16 +46,14 @@ if TYPE_CHECKING:
     from testbed.run.replay import ReplayResult
 
 Devices = str | Iterable[str]
-"""One name, or several names, of devices or device groups."""
 Done = list[dict[str, Any]]
 """One mapping per device and action: `device`, `action`, and the settings of the action."""
 OnEvent = Callable[[events.Record], object]
-"""Callback for the records of a run."""
 _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
-"""Approximate number of bytes of `events.jsonl` per read."""
+"""Bytes of `events.jsonl` per read, approximately."""
 _END_SECONDS = 10.0
-"""Maximum number of seconds that `down` waits until `on_event` has received the last events."""
+"""Seconds that `down` waits until `on_event` has received the last events."""
 
 
 class RunHandle:
@@ -391,7 +389,6 @@ class RunHandle:
         return sent
 
     def _problem(self) -> RunFailedError | None:
-        """Return the error of a run that was interrupted, failed or crashed; None for any other run."""
         outcome = self.outcome
         if outcome not in ("interrupted", "failed", "crashed"):
             return None
@@ -399,7 +396,6 @@ class RunHandle:
         return RunFailedError(f"{self.id} did not run to its end: {told or outcome}")
 
     def _sweep_up(self) -> None:
-        """Remove what a killed controller has left behind."""
         from testbed.run import live_runs
 
         if self._controller is None or self._directory.work.is_dir():
@@ -410,8 +406,8 @@ class RunHandle:
                 live_runs.take_down(live)
 
     def _finish_listening(self, *, quietly: bool = False) -> None:
-        """Wait until `on_event` has received the last event, and raise the exception that `on_event`
-        raised. With `quietly`, wait at most `_END_SECONDS`, and raise nothing."""
+        """Raise the exception that `on_event` raised. With `quietly`, wait at most `_END_SECONDS`, and
+        raise nothing."""
         listener = self._listener
         if listener is None or listener is threading.current_thread():
             return
@@ -422,7 +418,7 @@ class RunHandle:
 
 
 class _Listener(threading.Thread):
-    """Thread that passes each event to `on_event` until the run is over or `on_event` raises."""
+    """Runs until the run is over or `on_event` raises."""
 
     def __init__(self, run: RunHandle, on_event: OnEvent) -> None:
         super().__init__(name=f"events of {run.id}", daemon=True)
@@ -438,8 +434,8 @@ class _Listener(threading.Thread):
 
 
 def charger(watts: str | float | None) -> Charge:
-    """Return the action that plugs in a charger with a power of `watts` (a number of watts, or a text
-    such as `10W`), or the device's own charger if `watts` is None. Raises BadInputError."""
+    """`watts`: a number of watts, or a text such as `10W`; None for the device's own charger. Raises
+    BadInputError."""
     if watts is None:
         return Charge()
     try:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from testbed.plan.rounds import Round
 
 _LAUNCH = "launch.json"
-"""File in the folder `work` of the run directory. It passes the launch to the process that controls a
-run in the background."""
+"""File in the folder `work` of the run directory, for the process that controls a run in the
+background."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Launch:
 
 
 def read(directory: RunDirectory) -> Launch:
-    """Read the launch that another process has written into `directory`. Raises BadInputError."""
+    """Raises BadInputError."""
     launch = json.loads((directory.work / _LAUNCH).read_text(encoding="utf-8"))
     options = launch["options"]
     paths = {name: Path(options[name]) for name in ("data_root", "nodes") if options[name] is not None}

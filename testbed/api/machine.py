@@ -41,17 +41,13 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check of `doctor`."""
-
     name: str
-    """Subject of the check."""
     status: Status
     """`missing` if runs fail, or if common requests of a topology fail; `warn` if runs work with
     restrictions; `ok` if nothing is wrong."""
     detail: str
-    """Result in words."""
     fix: str | None = None
-    """Command that fixes the problem; None if there is no problem, or no command can fix it."""
+    """Command, if one can fix the problem."""
 
 
 def doctor() -> list[Finding]:
@@ -79,9 +75,8 @@ def doctor() -> list[Finding]:
 
 
 def doctor_hosts(hosts: Sequence[str], *, clean: bool = False) -> list[Finding]:
-    """Check real devices, one finding per SSH destination of `hosts`. `clean`: instead, remove the
-    environments and left-over files of the testbed there. Raises BadInputError for an invalid
-    destination."""
+    """One finding per SSH destination. `clean`: instead, remove the environments and left-over files of
+    the testbed there. Raises BadInputError for an invalid destination."""
     from testbed.runtimes.ssh import inspection  # uses a process per device
 
     for host in hosts:
@@ -97,7 +92,7 @@ def doctor_hosts(hosts: Sequence[str], *, clean: bool = False) -> list[Finding]:
 
 
 def engine(info: Mapping[str, Any]) -> Finding:
-    """Check whether the engine described by `info` (`docker info`) can run devices."""
+    """`info`: from `docker info`."""
     name = "Docker engine"
     if (unfit := docker_engine.unfit_reason(info)) is not None:
         detail = f"{unfit.reason}; runs fall back to the process runtime (--runtime process)"
@@ -111,7 +106,7 @@ def engine(info: Mapping[str, Any]) -> Finding:
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:
-    """Check whether the kernel can enforce a device's limits: CPU quota, cpuset, memory, pids."""
+    """CPU quota, cpuset, memory, pids."""
     version = f"cgroup v{info.get('CgroupVersion', '1')}"
     limits = {
         "CPU quota": "CpuCfsQuota",
@@ -132,7 +127,6 @@ def control_groups(info: Mapping[str, Any]) -> Finding:
 
 
 def storage(info: Mapping[str, Any]) -> Finding:
-    """Check the engine's storage driver."""
     driver = info["Driver"]
     if driver != "vfs":
         return Finding("storage driver", "ok", str(driver))
@@ -144,7 +138,7 @@ def storage(info: Mapping[str, Any]) -> Finding:
 
 
 def image_source(client: docker.DockerClient) -> Finding:
-    """Check whether the images are built, or can be built."""
+    """The images must be built, or can be built."""
     name = "images"
     if images.are_built(client):
         return Finding(name, "ok", "built")
@@ -157,8 +151,7 @@ def image_source(client: docker.DockerClient) -> Finding:
 
 
 def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Finding:
-    """Check the Swarm of the engine described by `info`. `nodes`: nodes of the Swarm; empty if the
-    engine is no manager."""
+    """`info`: from `docker info`. `nodes`: empty if the engine is no manager."""
     name, state = "Swarm", info.get("Swarm", {}).get("LocalNodeState", "inactive")
     if state == "inactive":
         return Finding(
@@ -195,7 +188,6 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
 
 
 def traffic_control(feature: kernel.Feature) -> Finding:
-    """Check whether the kernel has `feature`, which the emulation of links needs."""
     works, why = kernel.supports(feature)
     if works:
         untried = f"; {why}" if why else ""
@@ -213,7 +205,7 @@ def traffic_control(feature: kernel.Feature) -> Finding:
 
 
 def tcp(found: str | None) -> Finding:
-    """Check the TCP congestion control of containers. `found`: result of `kernel.congestion_control`."""
+    """`found`: result of `kernel.congestion_control`."""
     name = "TCP"
     if found is None:
         return Finding(name, "ok", "containers use the congestion control of their host")
@@ -226,7 +218,6 @@ def tcp(found: str | None) -> Finding:
 
 
 def gpu(found: Gpus) -> Finding:
-    """Check whether containers can use this host's GPUs, and fractions of them."""
     name = "GPU"
     if found.lack is not None:
         detail = f"{found.lack.what}; only devices with gpu need it"
@@ -241,7 +232,6 @@ def gpu(found: Gpus) -> Finding:
 
 
 def processors() -> Finding:
-    """Check the number of cores."""
     count = len(os.sched_getaffinity(0))
     if count < 2:
         detail = "1 core: devices get half of it, because broker and aggregator share it"
@@ -250,8 +240,7 @@ def processors() -> Finding:
 
 
 def sleep() -> Finding:
-    """Check whether runs may keep the cores awake. Sleeping cores wake slowly, which reduces small CPU
-    shares."""
+    """Sleeping cores wake slowly, which reduces small CPU shares."""
     if os.access(LATENCY, os.W_OK):
         return Finding("core sleep", "ok", "prevented while a run measures")
     detail = f"cannot write {LATENCY}: sleeping cores wake slowly, which reduces small CPU shares"
@@ -259,8 +248,7 @@ def sleep() -> Finding:
 
 
 def energy(found: rapl.RaplSurvey) -> Finding:
-    """Check whether this host's processors count their energy, with which runs compare the emulated
-    energy of their devices."""
+    """Runs compare the emulated energy of their devices with that of this host's processors."""
     name = "RAPL"
     if found.unreadable:
         detail = f"may not be read: {', '.join(found.unreadable)}; the host's energy is not measured"
@@ -272,7 +260,6 @@ def energy(found: rapl.RaplSurvey) -> Finding:
 
 
 def memory() -> Finding:
-    """Check the available memory."""
     virtual = psutil.virtual_memory()
     detail = f"{virtual.available / _GIB:.1f} of {virtual.total / _GIB:.1f} GiB available"
     if virtual.available < 2 * _GIB:
@@ -281,8 +268,8 @@ def memory() -> Finding:
 
 
 def disk(info: Mapping[str, Any]) -> Finding:
-    """Check the space for images. The engine's disk is checked if it is on this machine. Otherwise the
-    disk of the working directory is checked."""
+    """Check the space for images, or the disk of the working directory if the engine's disk is not on
+    this machine."""
     root = Path(info.get("DockerRootDir", "."))
     usage = shutil.disk_usage(root if root.exists() else Path())
     detail = f"{usage.free / _GIB:.0f} GiB free"
@@ -292,8 +279,7 @@ def disk(info: Mapping[str, Any]) -> Finding:
 
 
 def broker(*, has_engine: bool) -> Finding:
-    """Check for a broker of the process runtime: Mosquitto, or amqtt. Runtimes with containers bring
-    their own broker. `has_engine`: whether a Docker engine answers."""
+    """Runtimes with containers bring their own broker."""
     name, fix = "mosquitto", programs.INSTALL_MOSQUITTO
     if found := programs.find_mosquitto():
         return Finding(name, "ok", found)
@@ -306,7 +292,7 @@ def broker(*, has_engine: bool) -> Finding:
 
 
 def python() -> Finding:
-    """Check for pip, which downloads the libraries of the agents' image. Some environments lack pip."""
+    """pip downloads the libraries of the agents' image. Some environments lack it."""
     if importlib.util.find_spec("pip") is None:
         fix = f"{sys.executable} -m ensurepip"
         return Finding("Python", "missing", f"{platform.python_version()} without pip", fix)
@@ -314,7 +300,7 @@ def python() -> Finding:
 
 
 def optional() -> Finding:
-    """List which extras of the testbed's package are installed. On `broker`, see there."""
+    """On `broker`, see there."""
     lacking = {extra for package, extra in extras.EXTRAS.items() if extras.missing(package)}
     known = {*extras.EXTRAS.values()} - {"broker"}
     has, lacks = (", ".join(sorted(one)) or "none" for one in (known - lacking, known & lacking))
@@ -323,8 +309,8 @@ def optional() -> Finding:
 
 
 def torch() -> Finding:
-    """Check that companion packages such as torchvision match the installed PyTorch, and that PyTorch is
-    a CPU build."""
+    """Companion packages such as torchvision must match the installed PyTorch, and that must be a CPU
+    build."""
     version = importlib.metadata.version("torch")
     if unfit := torch_companions.unfit_installed():
         names = " and ".join(f"{name} {other}" for name, other in unfit.items())

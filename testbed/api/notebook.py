@@ -27,29 +27,26 @@ if TYPE_CHECKING:
     from testbed.api.handle import RunHandle
 
 _MAX_SHARE = 0.2
-"""Largest share of a core that drawing a live run may use."""
+"""Share of a core that drawing a live run may use."""
 _NICE = 10
 _MAX_DEVICES = 20
-"""Maximum number of devices in the table. If there are more devices, the table shows groups."""
+"""Devices in the table. If there are more, the table shows groups."""
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
     shell = _shell()
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 def html(path: Path, charts: Sequence[str] = ()) -> str:
-    """Return the present state of the run in directory `path` as HTML: a headline, a table of devices,
-    and `charts`."""
+    """Headline, table of devices, and `charts`."""
     feed = Feed(path)
     feed.refresh()
     return _page(feed, charts)
 
 
 def show(run: RunHandle, charts: Sequence[str], every: float) -> None:
-    """Show `run` in this cell. A thread updates the output at most once per `every` seconds until the
-    run ends.
+    """A thread updates the cell's output at most once per `every` seconds until the run ends.
 
     Raises BadInputError for an unknown chart.
     """
@@ -155,6 +152,5 @@ def _html(page: str) -> Any:
 
 
 def _shell() -> Any:
-    """Return IPython's shell; None outside IPython."""
     module = sys.modules.get("IPython")
     return None if module is None else module.get_ipython()

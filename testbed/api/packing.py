@@ -34,19 +34,13 @@ _WALL_CLOCK = "wall_clock"
 
 @dataclass(frozen=True, slots=True)
 class PackResult:
-    """A pack that was written."""
-
     path: Path
     is_sweep: bool
-    """Whether it is the pack of a sweep, and not of a run."""
     bytes: int
-    """Size of the archive, in bytes."""
     sha256: str
-    """SHA-256 of the archive, in hexadecimal digits."""
+    """Hexadecimal digits."""
     runs: tuple[str, ...]
-    """Ids of the packed runs."""
     files: int
-    """Number of files in the archive."""
     left_out: tuple[str, ...]
     """A sentence for each part of the runs that the pack does not have."""
     remarks: tuple[str, ...]
@@ -55,33 +49,26 @@ class PackResult:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPack:
-    """A pack that was unpacked and checked."""
-
     path: Path
-    """The archive."""
     folder: Path
-    """Folder with the unpacked files."""
     index: PackIndex
     trusted: bool
-    """Whether programs in the pack may run."""
 
     @property
     def start(self) -> Path:
-        """The topology or sweep file to run."""
         return self.folder / (TOPOLOGY if self.index.kind == "run" else SWEEP)
 
     def data_root(self, given: Path | None) -> Path | None:
-        """Return the data root to use: `given`, or the data in the pack if `given` is None."""
+        """Return `given`, or the data in the pack if `given` is None."""
         return self.folder / DATA if given is None and self.index.has_data else given
 
     @property
     def limits(self) -> Boundary:
-        """Limits for reading its topologies."""
         return Boundary(self.folder, self.trusted)
 
     def check_data(self, root: Path | None) -> None:
-        """Raise BadInputError if the data is not that of the packed runs. Data that this machine has to
-        download is not compared. `root`: data root."""
+        """Data that this machine has to download is not compared. `root`: data root. Raises
+        BadInputError."""
         missing: list[DataEntry] = []
         for one in self.index.data:
             if one.in_data_root and root is None:
@@ -105,8 +92,8 @@ class OpenedPack:
             raise BadInputError(f"the pack leaves out its data: copy {self._missing_data(missing)}")
 
     def _missing_data(self, missing: Sequence[DataEntry]) -> str:
-        """Return which data files to copy, and where to: a single file with its checksum, or the folders
-        of several."""
+        """Say which files to copy, and where to: a single file with its checksum, or the folders of
+        several."""
         if len(missing) == 1:
             (one,) = missing
             return (
@@ -123,7 +110,7 @@ class OpenedPack:
         )
 
     def remarks(self) -> list[str]:
-        """Return sentences on differences between this machine and the packed runs."""
+        """Sentences on differences between this machine and the packed runs."""
         names = ("python", _PACKAGE, "torch", "numpy", "blas", "processor")
         other = provenance.other_versions(self.index.versions, names)
         told = [f"Unpacked into {self.folder}"]
@@ -132,8 +119,7 @@ class OpenedPack:
         return told
 
     def measured(self) -> dict[str, Virtual]:
-        """Return the durations that the packed runs in virtual time used: name of the sweep's cell ->
-        durations."""
+        """Return name of the sweep's cell -> durations that the packed runs in virtual time used."""
         found = {}
         with suppress(TestbedError, OSError, ValueError, KeyError, AttributeError):
             cells = json.loads((self.folder / "index.json").read_bytes())["cells"].values()
@@ -144,7 +130,7 @@ class OpenedPack:
         return found
 
     def run_by_cell(self) -> dict[tuple[Any, Any], str]:
-        """Return the ids of the packed runs of a sweep, by label and seed of their cells."""
+        """Return the ids by label and seed of their cells."""
         found = {}
         for run in self.index.runs:
             facts = RunDirectory(self.folder / run).read_manifest()
@@ -152,9 +138,8 @@ class OpenedPack:
         return found
 
     def records_are_equal(self, run: Path, packed: str = "") -> bool | None:
-        """Whether the records of the directory `run` equal those of the packed run, byte for byte but
-        for the wall clock. None if one of the runs was not simulated, or did not reach its end.
-        `packed`: id of the packed run in a sweep."""
+        """Compare byte for byte, but for the wall clock. None if one of the runs was not simulated, or
+        did not reach its end. `packed`: id of the packed run in a sweep."""
         both = [RunDirectory(self.folder / packed), RunDirectory(run)]
         for one in both:
             facts = one.read_manifest()
@@ -165,7 +150,6 @@ class OpenedPack:
 
 
 def _comparable(line: bytes | None) -> Any:
-    """Return a record without the wall clock."""
     if line is None or _WALL_CLOCK.encode() not in line:
         return line
     record = json.loads(line)
@@ -174,7 +158,6 @@ def _comparable(line: bytes | None) -> Any:
 
 
 def is_pack(given: object) -> bool:
-    """Whether `given` is the path of a zip file, as every pack is."""
     return isinstance(given, str | Path) and "\n" not in str(given) and archive.is_pack(Path(given))
 
 
@@ -186,10 +169,10 @@ def open_pack(
     runs: str | Path,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> OpenedPack:
-    """Unpack and check the archive `path`, and return it. Nothing of it is imported or started.
+    """Nothing of the archive is imported or started.
 
-    `kind`: expected kind, `run` or `sweep`. `trusted`: whether programs in the pack may run. `runs`:
-    folder of runs. The archive is unpacked into its folder `packs`. Raises BadInputError, HostError.
+    `kind`: `run` or `sweep`. `trusted`: whether programs in the pack may run. `runs`: folder of runs.
+    The archive is unpacked into its folder `packs`. Raises BadInputError, HostError.
     """
     index, folder = archive.unpack(Path(path), Path(runs) / FOLDER, on_progress)
     if index.kind != kind:
@@ -263,8 +246,8 @@ def pack(
 
 
 def _data(found: Contents, root: Path | None, *, include: bool) -> list[DataEntry]:
-    """Return the data files that the runs read. If `include` is set, add them to the pack; otherwise add
-    a sentence that they are left out. `root`: data root; None if there is none."""
+    """If `include` is set, add the files to the pack; otherwise add a sentence that they are left out.
+    `root`: data root."""
     entries: dict[str, DataEntry] = {}
     for topology in _topologies(found):
         try:
@@ -283,8 +266,7 @@ def _data(found: Contents, root: Path | None, *, include: bool) -> list[DataEntr
 
 
 def _topologies(found: Contents) -> list[Topology]:
-    """Return one topology of the packed runs per task. A topology that cannot be read is left out, with
-    a remark."""
+    """Return one topology per task. One that cannot be read is left out, with a remark."""
     by_task = {str(one.read_manifest().get("task")): one.topology for one in reversed(found.runs)}
     read = []
     for path in by_task.values():
@@ -298,8 +280,8 @@ def _topologies(found: Contents) -> list[Topology]:
 def _data_files(
     topology: Topology, root: Path | None, names: Mapping[str, str]
 ) -> list[tuple[DataEntry, Path]]:
-    """Return the data files of `topology` on this machine with their paths. Data from the hub is none.
-    `names`: path of data that the topology names -> name in the folder `DATA`."""
+    """Data from the hub has no files. `names`: path of data that the topology names -> name in the
+    folder `DATA`."""
     chosen = datasets.source(topology)
     if not isinstance(chosen, datasets.Columns):
         return []

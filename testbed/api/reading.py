@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read(path: Path) -> Result:
-    """Load the tables of the run directory `path`. Raises BadInputError if it cannot be read."""
+    """Raises BadInputError."""
     from analysis import load
 
     with reading_run(path):
@@ -21,7 +21,7 @@ def read(path: Path) -> Result:
 
 
 def locate(run: str, runs: Path) -> RunDirectory:
-    """Return the directory of `run`, as `testbed.run.live_runs.locate` does."""
+    """Errors are those of `testbed.run.live_runs.locate`."""
     if (found := find_run(run, runs)) is not None:
         return found
     from testbed.run import live_runs

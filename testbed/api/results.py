@@ -25,19 +25,15 @@ if TYPE_CHECKING:
 
 
 Form = Literal["parquet", "csv"]
-"""File format of exported tables."""
 PERFETTO_FILE = "perfetto.json.gz"
-"""Name of a run's trace for Perfetto, in the run's directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """CPU time of training steps in finished runs."""
-
     devices: pd.DataFrame
     """One row per run and device, with the columns of `testbed.fidelity.step_time.of_devices`."""
     virtual: dict[str, Any]
-    """Settings for a topology's key `virtual`. With these settings, virtual time assumes the costs in
+    """Settings for a topology's key `virtual`, with which virtual time assumes the costs in
     `devices`."""
 
 
@@ -64,8 +60,7 @@ def load_all(
 
 
 def sweep_target(names: Iterable[str | Path], runs: str | Path = "runs") -> float | None:
-    """Return the target accuracy of the sweeps whose folders `names` are; None if they have none or
-    different ones, or if a name is a run. Raises BadInputError."""
+    """None if the sweeps have none or different ones, or if a name is a run. Raises BadInputError."""
     folders = {finding.folder_of_runs(str(name), Path(runs)) for name in names}
     if None in folders:
         return None
@@ -76,14 +71,14 @@ def sweep_target(names: Iterable[str | Path], runs: str | Path = "runs") -> floa
 
 
 def read_slim(path: Path) -> Result:
-    """Load only what `compare` needs from the run directory `path`. Raises BadInputError."""
+    """Load only what `compare` needs. Raises BadInputError."""
     from analysis import comparison
 
     return comparison.slim(read(path))
 
 
 def share_as_typed(value: object) -> float:
-    """Read a target accuracy, such as `90%` or 0.9. Raises ValueError."""
+    """Read a share such as `90%` or 0.9. Raises ValueError."""
     from testbed.topology import units  # imports the whole schema of topologies
 
     return units.share_as_typed(value)
@@ -115,11 +110,8 @@ def compare(
 
 
 def write_table(tasks: Sequence[Sequence[ComparisonRow]], to: str | Path, *, given: bool = True) -> Path:
-    """Write the rows that `compare` returns to a file, as a table for a paper; return the file's path.
-
-    The file type is .csv (all figures), .md (Markdown) or .tex (LaTeX with the package booktabs).
-    `given`: whether you set the target. Raises BadInputError for another file type.
-    """
+    """The file type is .csv (all figures), .md (Markdown) or .tex (LaTeX with the package booktabs).
+    `given`: whether you set the target. Raises BadInputError for another file type."""
     from analysis import paper_tables
 
     path = writable_table(Path(to))
@@ -129,7 +121,7 @@ def write_table(tasks: Sequence[Sequence[ComparisonRow]], to: str | Path, *, giv
 
 
 def writable_table(path: Path) -> Path:
-    """Return `path` if a table can be written there. Raises BadInputError."""
+    """Raises BadInputError."""
     from analysis import paper_tables
 
     if path.suffix not in paper_tables.FORMATS:
@@ -182,7 +174,7 @@ def draw(
 
 
 def known_chart(name: str) -> str:
-    """Return `name` if there is a chart with this name. Raises BadInputError."""
+    """Raises BadInputError."""
     from analysis.charts import CHARTS
 
     if name not in CHARTS:
@@ -191,7 +183,7 @@ def known_chart(name: str) -> str:
 
 
 def writable_figure(path: Path) -> Path:
-    """Return `path` if a figure can be written there. Raises BadInputError."""
+    """Raises BadInputError."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise BadInputError(f"--figure {path}: expected a name that ends in .png, .pdf or .svg")
     return writable_file(path, "--figure")
@@ -268,8 +260,7 @@ def _check_some(results: Sequence[Result]) -> None:
 
 
 def _directories(name: str, runs: Path) -> list[RunDirectory]:
-    """Return the directory of one run, or the directories of all finished runs in a folder. Raises
-    BadInputError."""
+    """One run, or all finished runs in a folder. Raises BadInputError."""
     folder = finding.folder_of_runs(name, runs)
     if folder is None:
         return [locate(name, runs)]

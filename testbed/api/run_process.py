@@ -21,8 +21,7 @@ from testbed.watching import live, overview
 
 
 def main(path: str, *more: str) -> int:
-    """Run the launch that is stored in the run directory `path`. Return the same exit code as `testbed
-    up`."""
+    """The exit code is that of `testbed up`."""
     if "tied" in more:
         interrupt_at_end_of_input()
     directory = RunDirectory(Path(path))

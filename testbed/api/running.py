@@ -152,7 +152,6 @@ def list_runs(
 
 
 def display_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `list_runs` as texts for display."""
     from testbed.rundir import listing
 
     return listing.text_row(row)
@@ -189,8 +188,7 @@ def page(
 
 
 def optimum(run: Result) -> OptimumComparison | None:
-    """Return the distance of a run's final model to the known optimum of its task; None if the optimum
-    of the task is not known."""
+    """None if the optimum of the task is not known."""
     from testbed.run.optimum import compare_with_optimum
 
     return compare_with_optimum(run)

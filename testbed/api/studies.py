@@ -122,8 +122,7 @@ def sweep(
 
 
 def _comparison(opened: OpenedPack, done: Sequence[RunDirectory]) -> str | None:
-    """Return a sentence on the finished runs whose records equal those of the packed run of the same
-    cell; None if no run can be compared."""
+    """Compare each finished run with the packed run of the same cell; None if no run can be compared."""
     known = opened.run_by_cell()
     same, different = 0, list[str]()
     for directory in done:
@@ -216,8 +215,8 @@ def _runs_with_accuracy(
     jobs: int | None,
     report: Callable[[str], object],
 ) -> list[Result]:
-    """Make the runs of `study`; return them in the order of the sweep. Raises RunFailedError if a run
-    failed, and BadInputError if no run has a test accuracy."""
+    """Keep the order of the sweep. Raises RunFailedError if a run failed, and BadInputError if no run
+    has a test accuracy."""
     from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime

@@ -14,7 +14,7 @@ from testbed.user_code.code import is_taken
 _TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _EXAMPLES = {"topologies": bundle.TOPOLOGIES, "notebooks": bundle.NOTEBOOKS}
-"""Name of a folder in the copy -> folder of examples that is copied."""
+"""Folder in the copy -> folder that is copied."""
 
 
 def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path = ".") -> list[Path]:
@@ -64,7 +64,6 @@ def _topology(name: str, code: str, task: str, rule: str) -> str:
 
 
 def _align_comments(text: str) -> str:
-    """Align comments at line ends in one column."""
     lines = [line.partition("  # ") for line in text.splitlines()]
     column = max(len(content) for content, mark, _ in lines if mark)
     return "".join(
@@ -82,8 +81,8 @@ def _check_name(name: str) -> str:
 
 
 def _write(folder: Path, files: dict[str, str]) -> list[Path]:
-    """Write all of `files` (name -> text) into `folder`, or none of them. Raises BadInputError if one of
-    the files exists already."""
+    """Write all `files` (name -> text), or none of them. Raises BadInputError if one of the files exists
+    already."""
     paths = {folder / name: text for name, text in files.items()}
     if there := [str(path) for path in paths if path.exists()]:
         raise BadInputError(f"{' and '.join(there)} would be overwritten: choose another name")

@@ -21,19 +21,16 @@ mapping are relative to the working directory."""
 
 @dataclass(frozen=True, slots=True)
 class TopologyInput:
-    """A topology as text."""
-
     name: str
     """Path of the topology's file, or a placeholder. It is used in errors, and to find files in the same
     folder.
     """
     text: str
-    """The topology in YAML."""
+    """YAML."""
 
 
 def data_root(data: str | Path | None) -> Path | None:
-    """Return the folder of datasets: `data`, or the environment variable TESTBED_DATA if `data` is None.
-    None if the variable is not set, either."""
+    """If `data` is None, take the environment variable TESTBED_DATA."""
     root = data or os.environ.get("TESTBED_DATA")
     return Path(root) if root else None
 
@@ -41,8 +38,7 @@ def data_root(data: str | Path | None) -> Path | None:
 def text_of(
     wanted: TopologyLike | TopologyInput, changes: Mapping[str, Any] | None = None
 ) -> TopologyInput:
-    """Return the topology `wanted` as text, with top-level entries replaced by `changes`. Raises
-    BadInputError."""
+    """`changes`: of top-level entries. Raises BadInputError."""
     match wanted:
         case TopologyInput():
             given = wanted
@@ -67,8 +63,8 @@ def text_of(
 
 
 def with_settings(given: TopologyInput, settings: Sequence[str]) -> TopologyInput:
-    """Return `given` with the values in `settings`, each as `PATH=VALUE` with a path such as
-    `rule.buffer_size` or `devices[0].cpu`, and a value in YAML. Raises BadInputError."""
+    """A setting is `PATH=VALUE` with a path such as `rule.buffer_size` or `devices[0].cpu`, and a value
+    in YAML. Raises BadInputError."""
     if not settings:
         return given
     data = yamlfile.parse(given.text, given.name).data
@@ -89,8 +85,8 @@ def with_settings(given: TopologyInput, settings: Sequence[str]) -> TopologyInpu
 
 
 def plain_values(value: Any) -> Any:
-    """Convert `value` to plain YAML types: paths to texts, tuples and ranges to lists, mappings to
-    dicts, numpy values to Python values."""
+    """Convert paths to texts, tuples and ranges to lists, mappings to dicts, numpy values to Python
+    values."""
     if isinstance(value, Mapping):
         return {key: plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | range):

@@ -32,31 +32,29 @@ if TYPE_CHECKING:
     from analysis.twins import TwinRow
 
 FILE, PROFILES = "twin.yaml", profiles.FILE
-"""Names of the topology and of the profiles in the folder of a twin."""
+"""Names in the folder of a twin."""
 _KEPT = ("timing", "gflops")
 """Keys that give the speed of a group's devices, so that trainings say nothing about a CPU."""
 _OTHERWISE_KEPT = ("think", "speed", "cpu", "profile", "power", "byzantine", "data", "steps")
 _RATES = ("up", "down")
 _DELAYS = ("rtt", "jitter")
 _LEAST_JITTER = 0.05
-"""Lowest measured jitter that the twin gets, as a share of the round trip."""
+"""Share of the round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """Topology of a twin."""
-
     run: str
-    """Name of the run whose twin it is."""
+    """Id of the run whose twin it is."""
     topology: str
-    """Topology in YAML."""
+    """YAML."""
     profiles: str
-    """Content of the file profiles.yaml beside the topology; empty if no figure was measured."""
+    """Content of profiles.yaml beside the topology; empty if no figure was measured."""
     remarks: tuple[str, ...]
     """A sentence for each figure that the run's records lack, and for each key that is not measured."""
 
     def write(self, folder: Path) -> Path:
-        """Write the twin's files to `folder`. Return the path of the topology."""
+        """Return the path of the topology."""
         writable_folder(folder).mkdir(parents=True, exist_ok=True)
         file = folder / FILE
         file.write_text(self.topology, encoding="utf-8")
@@ -92,10 +90,8 @@ def make(
     on_progress: Callable[[str], object] = lambda _: None,
     runs: str | Path = "runs",
 ) -> Twin:
-    """Make the topology whose emulated devices have the step times, rates and delays that were measured
-    in `run`. `runtime`: runtime of the twin; None for `auto`. For the other parameters see `up`. Raises
-    BadInputError, HostError.
-    """
+    """Take the step times, rates and delays that were measured in `run`. `runtime`: of the twin; None
+    for `auto`. For the other parameters see `up`. Raises BadInputError, HostError."""
     result = running.load(run, runs=runs)
     if result.updates.empty:
         raise BadInputError(f"{result.path}: the run has no update, so that nothing was measured")
@@ -119,8 +115,7 @@ def make(
 
 
 def compare(original: Result, twin: Result, target: float | None = None) -> TwinPair:
-    """Compare a run with the run of its twin. `target`: test accuracy (share) to reach; None for the
-    highest that both reached."""
+    """`target`: test accuracy (share) to reach; None for the highest that both reached."""
     from analysis import comparison, twins
 
     level = target or comparison.common_target([original, twin])
@@ -188,8 +183,6 @@ def rank(pairs: Sequence[TwinPair], target: float | None = None) -> tuple[RankAg
 
 
 class _Making:
-    """Devices, profiles and links of a twin while it is made."""
-
     def __init__(self, run: Result, topology: Topology, *, simulated: bool) -> None:
         self._run = run
         self._topology = topology
@@ -198,9 +191,8 @@ class _Making:
         self.profiles: dict[str, dict[str, Any]] = {}
         self.links: dict[str, dict[str, Any]] = {}
         self._virtual: Virtual | None = None
-        """Costs on this host; None until they are needed."""
         self._remarks: dict[str, list[str]] = {}
-        """Remark -> devices that it is about; no devices if it is about the whole run."""
+        """Remark -> devices; no devices if it is about the whole run."""
         self._steps: dict[str, tuple[float, float, int]] = {}
         """Device -> seconds of a step, steps of a training, and number of trainings."""
         self._groups = {name: group for group in topology.devices for name in group.device_names}
@@ -209,7 +201,6 @@ class _Making:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """Sentences on figures that the run's records lack, and on keys that are not measured."""
         for text, devices in self._remarks.items():
             yield f"{name_list(devices)}: {text}" if devices else text
 
@@ -218,12 +209,12 @@ class _Making:
 
     @property
     def needs_steps(self) -> bool:
-        """Whether any device needs a CPU share that follows from its measured steps."""
+        """Whether a CPU share follows from measured steps."""
         return bool(self._steps)
 
     def _costs(self, measure: Callable[[], StepTime]) -> Virtual:
-        """Return the costs of this host: a measured step or, if both runs are in virtual time, what the
-        original run assumed."""
+        """Measure a step on this host or, if both runs are in virtual time, take what the original run
+        assumed."""
         virtual = self._topology.virtual
         if self._simulated and is_simulated(self._run.manifest.get("runtime", "")):
             virtual = virtual.with_defaults(Measurements.read(self._run.path).virtual)
@@ -234,8 +225,7 @@ class _Making:
         return costs.with_step_time(virtual.model_copy(update={"step_time": None}), measure())
 
     def device(self, name: str) -> dict[str, Any]:
-        """Return the group of the twin for the device `name`, without its speed if that follows from
-        measured steps."""
+        """Leave out the speed if it follows from measured steps."""
         group = self._groups[name]
         keys = {
             key: value
@@ -279,8 +269,8 @@ class _Making:
         self._steps[name] = seconds / count, count / len(updates), len(updates)
 
     def add_speeds(self, devices: Sequence[dict[str, Any]], measure: Callable[[], StepTime]) -> None:
-        """Give the devices profiles with which a step takes as long as it was measured to take.
-        `measure`: returns the time of a step on this host."""
+        """With the added profile, a step takes as long as it was measured to take. `measure`: returns
+        the time of a step on this host."""
         here = calibration.calibrate()
         self._virtual = self._costs(measure)
         cost = costs.step_cost(self._virtual, None)
@@ -317,8 +307,7 @@ class _Making:
                 self.profiles[name] = used[name].model_dump(mode="json", exclude_defaults=True)
 
     def _link(self, name: str) -> str | None:
-        """Make the link class of a device from its measured link. Return the class's name; None if
-        nothing is known of the link."""
+        """Return the class's name; None if nothing is known of the link."""
         probes = self._run.probes[self._run.probes["device"] == name]
         measured = probes.median(numeric_only=True)
         figures = {key: float(measured.get(key, math.nan)) for key in (*_RATES, *_DELAYS, "loss")}
@@ -347,7 +336,7 @@ class _Making:
         return name
 
     def _rates_of_transfers(self, name: str) -> dict[str, float]:
-        """Return the rates that the median transfers of a device reached, in bit/s."""
+        """Rates that the median transfers reached, in bit/s."""
         updates = self._run.updates[self._run.updates["client"] == name]
         took = {
             "up": (updates["arrived"] - updates["sent"], updates["bytes"]),
@@ -363,7 +352,6 @@ class _Making:
         }
 
     def topology_of(self, devices: Sequence[Mapping[str, Any]], runtime: str) -> dict[str, Any]:
-        """Return the topology of the twin with `devices`."""
         found = dict(self._run.topology)
         if code := found.get("code"):
             found["code"] = str((self._run.path / code).absolute())
@@ -400,15 +388,14 @@ def _rounded(value: float) -> float:
 
 
 def _written(key: str, value: float) -> Any:
-    """Return a figure of a link in the notation of a profile."""
     if key in _RATES:
         return units.format_rate(max(1, round(value)))
     return units.format_duration(round(value, 6)) if key in _DELAYS else round(value, 6)
 
 
 def _share(step: StepTime, seconds: float, beside: float) -> float:
-    """Return the CPU share at which a step takes `seconds`. `beside`: CPU seconds of an update in
-    addition to its steps, per step."""
+    """CPU share at which a step takes `seconds`. `beside`: CPU seconds of an update in addition to its
+    steps, per step."""
     share = step.whole / seconds
     for _ in range(50):
         share = (step.at(share) + beside) / seconds
@@ -418,8 +405,8 @@ def _share(step: StepTime, seconds: float, beside: float) -> float:
 def _measure_step(
     topology: Topology, run: Path, data: str | Path | None, report: Callable[[str], object]
 ) -> StepTime:
-    """Return the time of a step on this host, from the cache or by measuring it. `run`: directory of the
-    original run, which has the user's code and the initial model."""
+    """Time on this host, from the cache or by measuring it. `run`: directory of the original run, which
+    has the user's code and the initial model."""
     from testbed.plan.agent_configs import initial_model
     from testbed.virtual import slices
 

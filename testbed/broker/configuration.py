@@ -13,16 +13,16 @@ from agents.mqtt import chunks
 from testbed.broker.logins import Account, hash_password
 
 BROKER = "broker"
-"""Name of the broker as a component of a run, like AGGREGATOR and CONTROLLER."""
+"""Component of a run, like AGGREGATOR and CONTROLLER."""
 _IN_FLIGHT = 4
-"""Maximum bytes of unacknowledged packets per connection, as a multiple of the largest packet's length.
-The broker holds each of these packets twice."""
+"""Unacknowledged packets per connection, as a multiple of the largest packet's length. The broker holds
+each of these packets twice."""
 MOSQUITTO_CONF = "mosquitto.conf"
 SOCKET = "broker.socket"
 """Name of the broker's Unix socket."""
 TLS_SOCKET = "devices.socket"
-"""Name of the broker's Unix socket with TLS, to which the connections of real devices are forwarded if
-the broker cannot listen at an address of this host."""
+"""Unix socket with TLS, to which the connections of real devices are forwarded if the broker cannot
+listen at an address of this host."""
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 # By default Mosquitto would return the memory of each large message to the kernel, which zeroes it for
 # the next message. Zeroing is most of a message's cost. So Mosquitto keeps up to 64 MiB of freed memory,
@@ -36,38 +36,36 @@ exec "$1" -c "$2" > "$3"
 
 
 _CONNECTION = 16 * 2**20
-"""Maximum bytes of small messages queued for one connection."""
+"""Bytes of small messages queued for one connection."""
 _BROKER = 64 * 2**20
-"""Maximum memory of the broker without messages and rights, in bytes."""
+"""Bytes of the broker without messages and rights."""
 _TOPICS = 8
-"""Upper bound for the number of topics that a device may publish to. Topics with shares for other
-devices are not counted."""
+"""Topics that a device may publish to, at most, without those of shares for other devices."""
 _RIGHT = 256
-"""Maximum memory of a line of Mosquitto's access list, in bytes."""
+"""Bytes of a line of Mosquitto's access list."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLimits:
-    """Limits of the broker, per connection and in total. A client that exceeds its own limit disturbs no
-    other client."""
+    """Limits per connection and in total. A client that exceeds its own limit disturbs no other
+    client."""
 
     packet: int = 128 * 2**20
-    """Maximum length of an MQTT packet in bytes. The sender of a larger packet is disconnected."""
+    """Bytes of an MQTT packet. The sender of a larger packet is disconnected."""
     queue: int = 2**30
-    """Maximum bytes of messages queued for one connection. Further messages for the connection are
-    dropped."""
+    """Bytes of messages queued for one connection. Further messages for the connection are dropped."""
     messages: int = 10_000
-    """Maximum number of messages queued for one connection. The limit is needed because Mosquitto does
-    not count the bytes of messages with QoS 0."""
+    """Messages queued for one connection. The limit is needed because Mosquitto does not count the bytes
+    of messages with QoS 0."""
     memory: int = 2**33
-    """Maximum bytes of all messages, sessions and rights together. A sender whose message does not fit
-    is disconnected, and sends the message again after it has reconnected."""
+    """Bytes of all messages, sessions and rights together. A sender whose message does not fit is
+    disconnected, and sends the message again after it has reconnected."""
 
     @classmethod
     def for_run(
         cls, parameters: int, devices: int, beside: float = 0.0, hostile: int = 1
     ) -> BrokerLimits:
-        """Return the limits for a run with `parameters` model parameters and `devices` devices.
+        """`parameters`: of the model.
 
         `packet` has room for a model with its header, or for the largest chunk of a model. `queue` has
         room for two models per device, `beside` more models in total, and small messages. `memory` has
@@ -86,15 +84,15 @@ class BrokerLimits:
 
     @property
     def container(self) -> int:
-        """Memory limit of the broker's container, in bytes. Mosquitto reaches its own limit (`memory`)
-        first, because the container's limit also has room for freed memory that the allocator keeps, for
-        TLS and for socket buffers."""
+        """Memory limit of the container, in bytes. Mosquitto reaches its own limit (`memory`) first,
+        because the container's limit also has room for freed memory that the allocator keeps, for TLS
+        and for socket buffers."""
         return 2 * self.memory + 2 * _BROKER
 
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """The broker's self-signed certificate and its private key, both in PEM format."""
+    """Self-signed certificate and its private key, both in PEM format."""
 
     certificate: str
     key: str = field(repr=False)
@@ -102,41 +100,36 @@ class TlsIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Addresses on which a broker listens."""
-
     host: str
     """Address of the interface."""
     port: int
-    """TCP port without TLS, for connections that devices cannot overhear."""
+    """TCP without TLS, for connections that devices cannot overhear."""
     tls_port: int | None = None
-    """TCP port with TLS, for the clients; None if clients use `port`."""
+    """TCP with TLS, for the clients; None if clients use `port`."""
     socket: str | None = None
-    """Path of a Unix socket for processes of the broker's user and group; None for no socket."""
+    """Path of a Unix socket for processes of the broker's user and group."""
     remote: tuple[str, int] | None = None
-    """Address and TCP port with TLS for real devices, or path of a Unix socket with TLS, and 0; None if
-    no real device connects."""
+    """Address and TCP port with TLS for real devices, or path of a Unix socket with TLS, and 0."""
 
     @property
     def with_tls(self) -> tuple[tuple[str, int], ...]:
-        """Addresses and ports with TLS."""
         own = () if self.tls_port is None else ((self.host, self.tls_port),)
         return own if self.remote is None else (*own, self.remote)
 
     @property
     def clients_port(self) -> int:
-        """TCP port for the clients."""
         return self.tls_port or self.port
 
 
 def password_file(accounts: Mapping[str, Account]) -> str:
-    """Return Mosquitto's password file: salted hashes, with a fresh salt for each account."""
+    """Mosquitto's format: salted hashes, with a fresh salt for each account."""
     return "".join(
         f"{account.username}:{hash_password(account.password)}\n" for account in accounts.values()
     )
 
 
 def acl_file(accounts: Mapping[str, Account]) -> str:
-    """Return Mosquitto's access list. Everything that no line allows is denied."""
+    """Mosquitto denies everything that no line allows."""
     lines: list[str] = []
     for account in accounts.values():
         lines.append(f"user {account.username}")
@@ -146,10 +139,8 @@ def acl_file(accounts: Mapping[str, Account]) -> str:
 
 
 def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
-    """Return the configuration of Mosquitto 2.0 or newer.
-
-    `directory`: path of the broker's files as the broker sees it.
-    """
+    """Configuration of Mosquitto 2.0 or newer. `directory`: path of the broker's files as the broker
+    sees it."""
     # Otherwise a client could use the id of another client, and end or take over that client's session.
     named = "use_username_as_clientid true\n"
     listeners = f"listener {at.port} {at.host}\n{named}"
@@ -190,8 +181,7 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 
 
 def mosquitto_command(program: str, conf: str, pipe: str) -> tuple[str, ...]:
-    """Return the command that runs Mosquitto and prints its log without the lines about forwarded
-    packets.
+    """Mosquitto's log is printed without the lines about forwarded packets.
 
     `pipe`: path at which the command makes a named pipe. The process that filters the log ends with
     Mosquitto. It has no environment variables, so that it is not taken for a process of the run.
@@ -208,11 +198,9 @@ def write_mosquitto(
     seen_at: str | None = None,
     limits: BrokerLimits | None = None,
 ) -> Path:
-    """Write conf, passwd, acl, certificate and key into `directory`; return the path of
-    `mosquitto.conf`.
+    """Write conf, passwd, acl, certificate and key; return the path of `mosquitto.conf`.
 
-    `seen_at`: path of `directory` in the broker's container; None if the broker sees `directory` at the
-    same path.
+    `seen_at`: path of `directory` in the broker's container, if it is another.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = directory / MOSQUITTO_CONF
@@ -237,8 +225,6 @@ def write_embedded(
     *,
     limits: BrokerLimits | None = None,
 ) -> Path:
-    """Write the files of `testbed.broker.embedded` into `directory`; return the path of the
-    configuration file."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     hashed = [
         asdict(replace(account, password=hash_password(account.password)))
@@ -261,8 +247,8 @@ def write_embedded(
 
 
 def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
-    """Read the file that `write_embedded` wrote. Returns the listeners in amqtt's format, the maximum
-    length of a packet in bytes, and the accounts, which hold password hashes instead of passwords."""
+    """Returns the listeners in amqtt's format, the maximum length of a packet in bytes, and the
+    accounts, which hold password hashes instead of passwords."""
     config = json.loads(path.read_text(encoding="utf-8"))
     accounts = [Account(**entry) for entry in config["accounts"]]
     named = {account.username: account for account in accounts}
@@ -270,8 +256,8 @@ def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user may read. The permissions are set when the file is
-    created, before it has any content."""
+    """Only this user may read the file. The permissions are set when the file is created, before it has
+    any content."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")

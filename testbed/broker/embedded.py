@@ -35,7 +35,7 @@ _OF_A_CONNECTION = (
 
 
 class _BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
-    """Stream that ends like a closed connection if a packet has more than `most` bytes."""
+    """Ends like a closed connection if a packet has more than `most` bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, most: int) -> None:
         super().__init__(reader)
@@ -50,8 +50,8 @@ class _BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not
 
 
 class _ClientHandler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is not typed
-    """Protocol handler that closes the connection of a client that is silent for longer than its
-    keep-alive. amqtt's own handler would wait forever."""
+    """Closes the connection of a client that is silent for longer than its keep-alive. amqtt's own
+    handler would wait forever."""
 
     def handle_read_timeout(self) -> None:
         self._given_up = asyncio.ensure_future(self.handle_connection_closed())
@@ -70,18 +70,16 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     def __init__(
         self, listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]
     ) -> None:
-        """`listeners`: addresses in amqtt's format. `packet`: maximum length of a packet in bytes.
-        `accounts`: accounts with password hashes instead of passwords.
-        """
+        """`listeners`: in amqtt's format. `packet`: maximum bytes. `accounts`: with password hashes
+        instead of passwords."""
         self._packet, self._accounts = packet, accounts
         super().__init__({"listeners": dict(listeners), "plugins": {}})
 
     async def _initialize_client_session(
         self, reader: Any, writer: Any, _address: str, _port: int
     ) -> tuple[BrokerProtocolHandler, Any]:
-        """Make or resume a session that has the name of the login. amqtt itself would use the client id
-        that the client sends, and would end or hand over the session of that id before it checks the
-        password."""
+        """The session has the name of the login. amqtt itself would use the client id that the client
+        sends, and would end or hand over the session of that id before it checks the password."""
         handler, session = await _ClientHandler.init_from_connect(reader, writer, self.plugins_manager)
         session.keep_alive = round(1.5 * session.keep_alive)
         known = self._is_known(session)
@@ -138,27 +136,24 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
 
 
 def _refuse(session: Any, what: str, topic: str = "") -> bool:
-    """Log a refusal; return False."""
     _LOG.warning("Refused: %.80r may not %s %.200r", session.username, what, topic)
     return False
 
 
 async def serve(listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]) -> None:
-    """Run the broker until the task is cancelled."""
+    """Run until the task is cancelled."""
     await RunBroker(listeners, packet, accounts).start()
     print("listening", flush=True)  # noqa: T201  # stdout is the log
     await asyncio.Event().wait()
 
 
 def worth_logging(record: logging.LogRecord) -> bool:
-    """Whether a log record reports a fault. Port probes, and late acknowledgements of slow devices, are
-    not faults."""
+    """Port probes, and late acknowledgements of slow devices, are no faults."""
     late = record.exc_info is not None and isinstance(record.exc_info[1], TimeoutError)
     return not (late or any(phrase in record.getMessage() for phrase in ("No data", "PUBACK")))
 
 
 def main(config: str) -> None:
-    """Run the broker with the configuration file `config`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger().handlers[0].addFilter(worth_logging)
     asyncio.run(serve(*read_embedded(Path(config))))

@@ -13,7 +13,7 @@ from testbed.broker import BROKER, TlsIdentity
 
 
 def new_identity(*names: str) -> TlsIdentity:
-    """Return a new identity for a broker that is reached under `names`: host names and IP addresses.
+    """`names`: host names and IP addresses of the broker.
 
     The identity is valid for a month from now. Its validity begins one day ago, because the clocks of
     machines differ.

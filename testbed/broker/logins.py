@@ -25,45 +25,37 @@ passwords of accounts have 192 random bits.
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A login and its rights. Rights are topic filters, in which `+` stands for any one level."""
+    """Rights are topic filters, in which `+` stands for any one level."""
 
     username: str
     password: str = field(repr=False)
     publish: Sequence[str]
-    """Filters of the topics that the account may publish to."""
     subscribe: Sequence[str]
-    """Filters of the topics that the account may read."""
 
     def may_publish(self, topic: str) -> bool:
-        """Whether the account may publish to `topic`."""
         return any(covers(pattern, topic) for pattern in self.publish)
 
     def may_read(self, topic: str) -> bool:
-        """Whether the account may receive messages of `topic` or, if `topic` is a filter, may subscribe
-        to the filter."""
+        """If `topic` is a filter: whether the account may subscribe to it."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
     def at(self, host: str, port: int, certificate: str | None = None) -> BrokerAccess:
-        """Return the settings with which this account connects to a broker."""
         return BrokerAccess(host, port, self.username, self.password, certificate)
 
 
 def init_user(device: str) -> str:
-    """Return the username of a device's init, the emulator's process on the device. The device's FL
-    client has its own username."""
+    """The init is the emulator's process on the device. The device's FL client has its own username."""
     return f"init/{device}"
 
 
 def router_user(node: str) -> str:
-    """Return the username of the router on `node`, for runs on several nodes."""
     return f"{ROUTER}/{node}"
 
 
 def accounts(
     run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, secure: bool = False
 ) -> dict[str, Account]:
-    """Return all accounts of `run`, with new passwords: username -> account. `nodes`: nodes that have a
-    router.
+    """Return username -> account, with new passwords. `nodes`: nodes that have a router.
 
     Clients may send messages to each other (keys and shares of masks) only with `secure` aggregation.
     The topics that a client may publish to are listed one by one, without wildcards, because the broker
@@ -119,8 +111,7 @@ def accounts(
 
 
 def covers(pattern: str, topic: str) -> bool:
-    """Whether the filter `pattern` matches `topic`. If `topic` is also a filter: whether `pattern`
-    matches every topic that `topic` matches."""
+    """If `topic` is also a filter: whether `pattern` matches every topic that `topic` matches."""
     patterns, levels = pattern.split("/"), topic.split("/")
     return len(patterns) == len(levels) and all(
         part == level or (part == "+" and level != "#")
@@ -129,8 +120,8 @@ def covers(pattern: str, topic: str) -> bool:
 
 
 def hash_password(password: str, salt: bytes | None = None) -> str:
-    """Return the hash of a password in the format of Mosquitto's password file (`$7$`: PBKDF2 with
-    SHA-512). `salt`: bytes that are hashed with the password; None for fresh random bytes."""
+    """The format is that of Mosquitto's password file (`$7$`: PBKDF2 with SHA-512). `salt`: None for
+    fresh random bytes."""
     salt = os.urandom(12) if salt is None else salt
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
     encoded = (base64.b64encode(part).decode() for part in (salt, digest))
@@ -138,6 +129,5 @@ def hash_password(password: str, salt: bytes | None = None) -> str:
 
 
 def is_password(password: str, hashed: str) -> bool:
-    """Whether `hashed` was made from `password`."""
     salt = base64.b64decode(hashed.split("$")[3])
     return hmac.compare_digest(hash_password(password, salt).encode(), hashed.encode())

@@ -16,9 +16,8 @@ _TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
 
 
 def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
-    """Count the refusals in a broker's `log`: username -> number of refusals. A refusal is a failed
-    login, or a message, last will or subscription on a topic that the account may not use. Failed logins
-    are counted under `?`.
+    """Return username -> number. A refusal is a failed login, or a message, last will or subscription on
+    a topic that the account may not use. Failed logins are counted under `?`.
 
     Mosquitto logs each message that it refuses. Mosquitto accepts any subscription, but delivers no
     messages of topics that the account may not read. Therefore this function checks subscriptions and

@@ -16,34 +16,31 @@ from pathlib import Path
 from agents import extras
 
 AMQTT = "amqtt>=0.11.3,<0.13"
-"""Requirement of amqtt in pip's notation. The extra `broker` of pyproject.toml has the same
-requirement."""
+"""Requirement in pip's notation. The extra `broker` of pyproject.toml has the same."""
 AMQTT_FOLDER = Path(sys.prefix, "share", "edge-fl-testbed", "broker")
 INSTALL_MOSQUITTO = "sudo apt-get install mosquitto"
 
 
 def find_mosquitto() -> str | None:
-    """Return the path of the Mosquitto broker; None if it is not installed. Debian installs it into a
-    folder that only root has in PATH."""
+    """Debian installs Mosquitto into a folder that only root has in PATH."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
 def has_amqtt() -> bool:
-    """Return whether amqtt is installed, in this environment or in `AMQTT_FOLDER`."""
+    """Look in this environment and in `AMQTT_FOLDER`."""
     if importlib.util.find_spec("amqtt") is not None:
         return True
     return PathFinder.find_spec("amqtt", [str(AMQTT_FOLDER)]) is not None
 
 
 def use_amqtt_folder() -> None:
-    """Let this process import packages from `AMQTT_FOLDER` first, if that folder exists."""
+    """Import packages from that folder first, if it exists."""
     if AMQTT_FOLDER.is_dir():
         sys.path.insert(0, str(AMQTT_FOLDER))
 
 
 def amqtt_command() -> str:
-    """Return the command that installs amqtt: into this environment, or into `AMQTT_FOLDER` if this
-    environment has Flower."""
+    """Install into this environment, or into `AMQTT_FOLDER` if this environment has Flower."""
     if importlib.util.find_spec("flwr") is None:
         return extras.install_command("amqtt")
     return f"{sys.executable} -m pip install --no-warn-conflicts --target {AMQTT_FOLDER} '{AMQTT}'"
@@ -51,7 +48,7 @@ def amqtt_command() -> str:
 
 def lack_of_broker() -> str | None:
     """Return the reason why this host has no broker for local processes, with the commands that install
-    a broker. None if this host has a broker."""
+    one."""
     if find_mosquitto() is not None or has_amqtt():
         return None
     return (

@@ -13,8 +13,7 @@ from testbed.host import die_with_parent, run_module
 
 
 def listening(server: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens at the address and port `server`. Raises HostError if the broker
-    could not listen there."""
+    """Raises HostError if the broker could not listen at the address and port `server`."""
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     try:
         return socket.create_server(server, family=family)
@@ -30,9 +29,9 @@ class PublicPort:
     connections to the broker's Unix socket. TLS is between real devices and the broker."""
 
     def __init__(self, server: tuple[str, int], path: Path, config: Path, cpus: str) -> None:
-        """Start the process. `server`: address and port to listen at. `path`: the broker's Unix socket.
-        `config`: file to write the process's configuration to. `cpus`: CPUs of the process, as a cpuset.
-        Raises HostError if nobody can listen at `server` on this host."""
+        """`server`: address and port to listen at. `path`: the broker's Unix socket. `config`: file to
+        write the process's configuration to. `cpus`: cpuset. Raises HostError if nobody can listen at
+        `server` on this host."""
         # Through a descriptor, because the path of a Unix socket may have at most 107 characters.
         folder = os.open(path.parent, os.O_PATH)
         try:
@@ -58,11 +57,11 @@ class PublicPort:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise HostError if the process has ended: real devices can no longer reach the broker."""
+        """Raises HostError if the process has ended: real devices can no longer reach the broker."""
         if (code := self._process.poll()) is not None:
             raise HostError(f"the process that listens for real devices has ended with exit code {code}")
 
     def close(self) -> None:
-        """End the process. Idempotent."""
+        """Idempotent."""
         self._process.kill()
         self._process.wait()

@@ -34,11 +34,10 @@ _COMMON = get_command(_common).params
 
 
 class _Quick:
-    """Mixin for commands: shell completion without Typer's slow imports."""
+    """During shell completion, Typer's slow imports are avoided."""
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. During completion, do not convert the values, because Typer would import
-        pydantic."""
+        """During completion, values are not converted, because Typer would import pydantic."""
         if not ctx.resilient_parsing:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
             return parsed
@@ -53,14 +52,14 @@ class _Quick:
         return rest
 
     def shell_complete(self: Any, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete names without their help texts, because Typer would import rich to format them."""
+        """Typer would import rich to format help texts."""
         found: list[Any] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
         for item in found:
             item.help = None
         return found
 
     def get_short_help_str(self: Any, limit: int = 0) -> str:
-        """Return the first paragraph of the help in full."""
+        """First paragraph of the help in full."""
         return " ".join((self.help or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
@@ -74,14 +73,13 @@ class _QuickCommand(_Quick, TyperCommand):
         return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Show required arguments without the braces that Typer puts around them."""
+        """Typer puts braces around required arguments."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
 class _QuickGroup(_Quick, TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one section of the help per panel. Typer's own panels are not used, because they need
-        rich."""
+        """Write one section of the help per panel. Typer's own panels need rich."""
         sections: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None)
@@ -93,7 +91,7 @@ class _QuickGroup(_Quick, TyperGroup):
 
 
 class App(typer.Typer):
-    """Typer application whose shell completion and help import neither rich nor pydantic."""
+    """Shell completion and help import neither rich nor pydantic."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(

@@ -24,7 +24,6 @@ _SECTION = "virtual"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command(rich_help_panel="Reference")(calibrate)
 
 

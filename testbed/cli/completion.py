@@ -25,8 +25,8 @@ _CATALOG = Path(__file__).parents[1] / "catalog"
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete run ids, or paths of run directories. They are in reverse alphabetical order, so that the
-    newest run of a topology comes first."""
+    """Run ids, or paths of run directories, in reverse alphabetical order, so that the newest run of a
+    topology comes first."""
     if "/" in incomplete:
         folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
         known: Iterable[str] = map(str, finding.runs_in(folder).values())
@@ -36,18 +36,16 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def devices(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete devices and groups of the run on the command line."""
     return _starting_with(incomplete, _groups_and_devices(ctx))
 
 
 def devices_and_segments(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete devices, groups and segments of the run on the command line."""
     segments: list[str] = _manifest(ctx).get("segments", [])
     return _starting_with(incomplete, dict.fromkeys([*_groups_and_devices(ctx), *segments]))
 
 
 def components(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete components of the run that have logs: aggregator, broker, devices, device groups."""
+    """Components that have logs: aggregator, broker, devices, device groups."""
     run = _run(ctx)
     logs = [] if run is None else sorted(path.stem for path in run.glob("logs/*.log"))
     return _starting_with(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))
@@ -60,23 +58,20 @@ def _groups_and_devices(ctx: typer.Context) -> list[str]:
 
 
 def selections(incomplete: str) -> list[str]:
-    """Complete names of selections."""
     file = bundle.AGENTS / "selection" / "__init__.py"
     return _starting_with(incomplete, _keys(file, "SELECTIONS"))
 
 
 def rules(incomplete: str) -> list[str]:
-    """Complete names of aggregation rules."""
     return _starting_with(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
 
 
 def tasks(incomplete: str) -> list[str]:
-    """Complete names of tasks."""
     return _starting_with(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
 
 
 def profiles(incomplete: str) -> list[str]:
-    """Complete device profiles and link classes of the testbed, the user and the working directory, and
+    """Device profiles and link classes of the testbed, the user and the working directory, and
     populations."""
     import yaml
 
@@ -94,18 +89,15 @@ def profiles(incomplete: str) -> list[str]:
 
 
 def trace_formats(incomplete: str) -> list[str]:
-    """Complete formats of published traces."""
     published = _CATALOG.parent / "topology" / "published_traces.py"
     return _starting_with(incomplete, _keys(published, "FORMATS"))
 
 
 def runtimes(incomplete: str) -> list[str]:
-    """Complete names of runtimes."""
     return _starting_with(incomplete, [*RUNTIMES, "auto"])
 
 
 def emulated_runtimes(incomplete: str) -> list[str]:
-    """Complete names of runtimes with a real clock."""
     return _starting_with(incomplete, [*emulated_runtime_names(), "auto"])
 
 
@@ -118,7 +110,6 @@ def _runs(ctx: typer.Context) -> Path:
 
 
 def _run(ctx: typer.Context) -> Path | None:
-    """Return the directory of the run on the command line; None if there is no such run."""
     with suppress(BadInputError):
         return finding.find_directory(ctx.params.get("run") or "", _runs(ctx))
     return None
@@ -133,9 +124,7 @@ def _manifest(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _keys(module: Path, table: str) -> list[str]:
-    """Return the keys of the dictionary `table`. They are read from the module's source, because
-    importing the module would take a second.
-    """
+    """Keys are read from the module's source, because importing it would take a second."""
     import ast
 
     for statement in ast.parse(module.read_bytes()).body:

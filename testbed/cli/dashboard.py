@@ -11,7 +11,6 @@ from testbed.cli.arguments import DEFAULT_RUNS, Runs
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command()(dashboard)
 
 

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from testbed.api.launching import SampleDistribution
 
 _MAX_ROWS = 40
-"""Maximum number of devices that are listed. If there are more devices, a histogram is shown."""
+"""If there are more devices, a histogram is shown."""
 _BAR, _SHORTEST_BAR = 40, 10
-"""Length of the longest bar in characters: usual value, and minimum on a narrow terminal."""
+"""Longest bar in characters: usual value, and minimum on a narrow terminal."""
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLORS = ("blue", "yellow", "green", "red", "magenta", "cyan", "white", "bright_black")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("data")(data)
 
 
@@ -76,8 +75,8 @@ def data(
 
 
 def _show(table: Callable[[SampleDistribution, int], Table], found: SampleDistribution) -> None:
-    """Print a table with bars as long as the terminal allows. `table`: function that makes the table for
-    a given length of the longest bar."""
+    """Bars are as long as the terminal allows. `table`: makes the table for a given length of the
+    longest bar."""
     length = _BAR
     while not fits(made := table(found, length)) and length > _SHORTEST_BAR:
         length -= 1
@@ -132,8 +131,7 @@ def _histogram(found: SampleDistribution, length: int) -> Table:
 
 
 def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the edges of a histogram's bins. Each bin is a range of whole numbers. There are at most
-    ten bins."""
+    """Edges of at most ten ranges of whole numbers."""
     import numpy as np
 
     low, high = int(samples.min()), int(samples.max())
@@ -146,8 +144,8 @@ def _range_text(low: int, high: int) -> str:
 
 
 def _bar(counts: NDArray[np.int64], length: int) -> Text:
-    """Return a bar of `length` characters that shows samples by class. Each character stands for a part
-    of the samples, and shows the class, or the range of classes, of that part."""
+    """Each character of a bar stands for a part of the samples, and shows the class, or the range of
+    classes, of that part."""
     import numpy as np
     from rich.text import Text
 
@@ -162,7 +160,7 @@ def _bar(counts: NDArray[np.int64], length: int) -> Text:
 
 
 def _classes_per_mark(classes: int) -> int:
-    """Return how many classes share a character of a bar."""
+    """Classes that share a character of a bar."""
     return 1 if classes <= len(_MARKS) else -(-classes // 10)
 
 

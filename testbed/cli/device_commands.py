@@ -43,7 +43,6 @@ with the same name."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
     app.command("set", rich_help_panel=_PANEL)(_set)
     app.command("charge", rich_help_panel=_PANEL)(_charge)
     # Options after the device belong to the command that runs in its container.
@@ -54,7 +53,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _command(action: str, targets: Any) -> Any:
-    """Return the command that calls the method `action`. `targets`: type of its argument with names."""
+    """`targets`: type of the command's argument with names."""
 
     def command(run: Run, devices: Any, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
         from testbed.api.running import attach

@@ -88,7 +88,6 @@ _PANEL = "Many runs"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
     for command in (sweep, agree, twin, compare, report, export):
         app.command(rich_help_panel=_PANEL)(command)
 
@@ -254,7 +253,7 @@ def twin(
 def _write_twin(
     run: Path, runtime: str | None, to: Path | None, data: Path | None, *, as_json: bool
 ) -> None:
-    """Write the topology of a twin to the folder `to`, or print it if `to` is None."""
+    """Print the topology if `to` is None."""
     from testbed.api import twins
 
     def report(text: str) -> None:
@@ -310,7 +309,6 @@ def _show_pair(pair: TwinPair) -> None:
 
 @contextmanager
 def _explaining_twins(*, quiet: bool) -> Iterator[None]:
-    """Print what remains if the `with` block is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -451,7 +449,7 @@ def export(
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:
-    """Return a line with the number of runs per verdict; empty if all runs are simulated."""
+    """Runs per verdict; empty if all runs are simulated."""
     from analysis import summary
 
     counts = summary.verdicts(found)
@@ -462,8 +460,7 @@ def _verdicts(found: Sequence[load.Run]) -> str:
 def _plain(
     result: RankAgreement, unit: str, names: tuple[str, str] = ("virtual", "real")
 ) -> dict[str, Any]:
-    """Return `result` for JSON. The names of the costs end with `unit`. `names`: the two kinds of
-    runs."""
+    """For JSON. The names of the costs end with `unit`. `names`: the two kinds of runs."""
     rows = [dataclasses.asdict(one) for one in result.configurations]
     for row in rows:
         for way, name in zip(("virtual", "real"), names, strict=True):
@@ -481,8 +478,8 @@ def _show(
     where: str = "virtual time",
     digits: int = 1,
 ) -> None:
-    """Print the two rankings. `runtime` and `other`: names of the two kinds of runs. `where`: name of
-    the second kind in a sentence. `digits`: decimals of the costs."""
+    """`runtime` and `other`: names of the two kinds of runs. `where`: name of the second kind in a
+    sentence. `digits`: decimals of the costs."""
     headings = (f"{other} {unit}", f"{runtime} {unit}", f"rank in {other}", f"rank in {runtime}")
     table = console.number_table("", *headings)
     table.columns[0].justify = "left"
@@ -536,7 +533,7 @@ def _compare(
 
 
 def _check_writable(figure: Path | None, tables: Sequence[Path] | None) -> None:
-    """Raise BadInputError if the figure or a table cannot be written."""
+    """Raises BadInputError."""
     from testbed.api import results
 
     if figure is not None:
@@ -547,7 +544,6 @@ def _check_writable(figure: Path | None, tables: Sequence[Path] | None) -> None:
 
 @contextmanager
 def _explaining_interrupt(*, quiet: bool) -> Iterator[None]:
-    """Print how to continue if the `with` block is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -556,7 +552,7 @@ def _explaining_interrupt(*, quiet: bool) -> Iterator[None]:
 
 
 def _share(text: str | None, given: Sequence[str], runs: Path) -> float | None:
-    """Return the target accuracy `text`; if it is None, that of the sweep whose folder is `given`."""
+    """If `text` is None, take the target of the sweep whose folder is `given`."""
     from testbed.api import results
 
     if text is None:
@@ -584,6 +580,6 @@ def _draw(
 
 
 def _print(text: str, *, quiet: bool = False) -> None:
-    """Print a progress line. If `quiet` is set, print nothing, because the output is JSON."""
+    """If `quiet` is set, print nothing, because the output is JSON."""
     if not quiet:
         remark(text)

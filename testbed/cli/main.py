@@ -87,7 +87,6 @@ TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar
 
 
 def main() -> None:
-    """Entry point of `testbed`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # some locales lack characters of our tables
@@ -293,8 +292,7 @@ def ps(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 def _display_path(path: Path, *, whole: bool) -> str:
-    """Return `path` for display. It is relative to the working directory if `path` is inside that
-    directory and `whole` is not set."""
+    """Relative to the working directory if `path` is inside it and `whole` is not set."""
     here = Path.cwd()
     return str(path.relative_to(here) if not whole and path.is_relative_to(here) else path)
 
@@ -455,9 +453,7 @@ def plan_command(
 
 
 def _up(launch: Launch, *, as_json: bool) -> Verdict:
-    """Run a topology in the foreground. At the end, print the outcome and what to do next. Returns the
-    verdict.
-    """
+    """Run a topology in the foreground. At the end, print the outcome and what to do next."""
     from testbed.watching import fullscreen, live, overview
 
     plan = launch.plan
@@ -516,7 +512,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
 
 
 def _argument(run: Path) -> str:
-    """Return how a command in this folder names the run directory `run`: by its id, or its path."""
+    """Id or path by which a command in this folder names the run directory."""
     is_default = run.parent.resolve() == DEFAULT_RUNS.resolve()
     return run.name if is_default else shlex.quote(_display_path(run, whole=False))
 
@@ -526,8 +522,8 @@ _OTHER_RECORDS = "The records differ from those of the packed run."
 
 
 def _fallback_reason(runtime: str) -> str:
-    """Return a sentence on what this host lacks for the runtimes that `auto` prefers to `runtime`. The
-    sentence is empty if nothing is lacking."""
+    """Say what this host lacks for the runtimes that `auto` prefers to `runtime`; empty if nothing is
+    lacking."""
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
     lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""

@@ -22,7 +22,6 @@ To = Annotated[Path | None, typer.Option("--to", help="File to write (default: p
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
     commands = App(
         help="Write files to begin with: a task, a rule, a topology, the examples, or published traces."
     )

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 def show(judgement: Judgement | None) -> None:
-    """Print the requested and the measured resources of the devices, and why the run is not valid or not
-    judged. Prints nothing if `judgement` is None."""
+    """Print the requested and the measured resources, and why the run is not valid or not judged."""
     from testbed.fidelity import table as fidelity_table
 
     if judgement is None:
@@ -36,7 +35,7 @@ def show(judgement: Judgement | None) -> None:
 
 
 def as_dict(run: Run) -> dict[str, Any]:
-    """Return a finished run in the form of `testbed.cli.outputs.FinishedRunOutput`."""
+    """In the form of `testbed.cli.outputs.FinishedRunOutput`."""
     from analysis import summary
 
     line = summary.headline(run)

@@ -20,7 +20,6 @@ _PARTS: tuple[Part, ...] = ("models", "telemetry", "logs", "inputs", "data")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command(rich_help_panel="Many runs")(pack)
 
 

@@ -31,7 +31,6 @@ _PANEL = "Reference"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
     for command in (schema, rules, selections, tasks, profiles, doctor):
         app.command(rich_help_panel=_PANEL)(command)
     images = App(help="Images for devices and broker.")
@@ -180,8 +179,7 @@ def doctor(
 
 
 def _findings(findings: Sequence[Finding], *last: str) -> Table:
-    """Return the table of findings. `last`: title of the column with the fixes. Without `last`, the
-    table has no such column."""
+    """`last`: title of the column with the fixes. Without `last`, the table has no such column."""
     from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "missing": "red"}

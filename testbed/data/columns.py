@@ -27,21 +27,17 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _CHANNELS = (1, 3, 4)
-"""Possible numbers of channels of an image: grey, colour, colour with opacity."""
+"""Grey, colour, colour with opacity."""
 _ID_DIGITS = 20
-"""Number of digits in a client's name that is made from a number. The number is padded with zeros. Every
-64-bit number fits."""
+"""Digits in a client's name that is made from a number, padded with zeros. Every 64-bit number fits."""
 _NAMED_CLASSES = 20
-"""Maximum number of classes that are named with their numbers. If there are more, the first classes and
-the last are named."""
+"""If there are more classes, only the first and the last are named with their numbers."""
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _NAME_CHARACTERS = 20
-"""Maximum number of characters of a class's name in a sentence."""
+"""Characters of a class's name in a sentence."""
 
 
 class DataError(BadInputError):
-    """A dataset, or its description in the topology, has an error."""
-
     def __init__(self, key: str | None, message: str) -> None:
         super().__init__(message)
         self.key = key
@@ -53,49 +49,46 @@ class RawSplit:
     """Undecoded samples of one split (training, test or validation)."""
 
     name: str
-    """Name of the split or of its files, for error messages."""
+    """For error messages."""
     rows: int
-    """Number of samples."""
     columns: Mapping[str, Sequence[str]]
     """File name -> names of the file's columns."""
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
-    """Function that takes names of columns and yields batches of rows. A batch maps each column's name
-    to an Arrow or numpy array."""
+    """Takes names of columns and yields batches of rows. A batch maps each column's name to an Arrow or
+    numpy array."""
     fixed: bool = False
     """Whether the arrays keep their shape. Otherwise channels come first, and one-hot labels become
     classes."""
     files: Sequence[Path] = ()
-    """File of each sample; empty if files hold several samples."""
+    """One per sample; empty if files hold several samples."""
     remarks: Sequence[str] = ()
     """Sentences about what was left out or converted."""
     mixtures: Mapping[str, str] = field(default_factory=dict)
     """Column -> which of its files have another type than the first one."""
 
     def mixed(self, names: Sequence[str] | None) -> str:
-        """Return which files differ in the type of one of the columns `names`, for errors."""
+        """For errors."""
         return "".join(f" ({self.mixtures[name]})" for name in names or () if name in self.mixtures)
 
     def row(self, number: int) -> str:
-        """Return what to call sample `number` in errors."""
+        """For errors."""
         return f"{number} ({self.files[number]})" if self.files else str(number)
 
 
 @dataclass(slots=True)
 class Names:
-    """Numbering of texts from 0, in alphabetical order. Whole numbers are in their own order."""
+    """Numbers from 0 in alphabetical order. Whole numbers are in their own order."""
 
     known: dict[str, int] = field(default_factory=dict)
-    """Text -> number of the text. The numbers are provisional until `order` is called."""
+    """The numbers are provisional until `order` is called."""
 
     def add(self, texts: Array) -> NDArray[np.int64]:
-        """Return provisional numbers of `texts`. The method `order` converts provisional numbers to
-        final ones."""
+        """Return provisional numbers. `order` converts them to final ones."""
         found, places = np.unique(texts, return_inverse=True)
         numbers = [self.known.setdefault(str(text), len(self.known)) for text in found]
         return np.array(numbers, np.int64)[places.reshape(-1)]
 
     def order(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Convert all provisional numbers at once to final ones."""
         whole = all(_WHOLE.fullmatch(text) for text in self.known)
         ordered = sorted(self.known, key=(lambda text: (int(text), text)) if whole else None)
         final = np.empty(len(ordered), np.int64)
@@ -107,16 +100,12 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class DecodedSplit:
-    """Decoded samples of a split; made by `read`."""
-
     shard: Shard
     classes: tuple[str, ...]
-    """Texts of the classes, in the order of the class numbers; empty if the labels are not texts."""
+    """In the order of the class numbers; empty if the labels are not texts."""
     clients: NDArray[np.int64] | None
-    """Index in `client_names` of the client that each sample belongs to, shape (n,); None if no column
-    names the client."""
+    """Index in `client_names` for each sample, shape (n,); None if no column names the client."""
     client_names: tuple[str, ...]
-    """Names of the clients, sorted."""
     remarks: tuple[str, ...] = ()
     """Sentences about shapes that were changed."""
     one_hot: int = 0
@@ -129,12 +118,9 @@ def read(
     train: DecodedSplit | None = None,
     count: Callable[[int], object] = lambda _: None,
 ) -> DecodedSplit:
-    """Decode all samples of `split`.
-
-    `train`: the decoded training samples; None if `split` has the training samples. `count` is called
+    """`train`: the decoded training samples; None if `split` has the training samples. `count` is called
     from time to time with the number of samples read so far. The function holds the returned arrays and
-    one batch in memory. Raises DataError.
-    """
+    one batch in memory. Raises DataError."""
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
     for key, given in wanted.items():
@@ -160,6 +146,7 @@ def read(
             before, after = _shape(some.shape[1:]), _shape(ordered.shape[1:])
             changes[f"Images of shape {before} have their channels last: models get {after}."] = None
             some = ordered
+        # One batch of a dataset may have only grey images, and another colour.
         like = train.shard.x if x is None and train is not None else x
         if like is not None and _differ_in_colour(like, some):
             some = _in_colour(some)
@@ -170,7 +157,7 @@ def read(
         if some.shape[1:] != x.shape[1:]:
             key = "length" if _holds_tokens(x) else "input"
             raise DataError(key, _unequal(split.name, done, x.shape[1:], some.shape[1:]))
-        if some.dtype != x.dtype:
+        if some.dtype != x.dtype:  # `_compact` chooses the type by the largest token of a batch
             x = x.astype(np.promote_types(x.dtype, some.dtype))
         x[done : done + len(some)] = some
         if data.label is not None:
@@ -218,8 +205,8 @@ def read(
 
 
 def _numbering(classes: Sequence[str]) -> str:
-    """Return a sentence on the numbers of `classes`, which are texts: of the first and the last if there
-    are many."""
+    """Return a sentence on the numbers of `classes`, which are texts: only of the first and the last if
+    there are many."""
     numbered = [
         f"{number} {text if len(text) <= _NAME_CHARACTERS else text[: _NAME_CHARACTERS - 1] + '…'}"
         for number, text in enumerate(classes)
@@ -244,7 +231,6 @@ def _channels_first(x: Array) -> Array:
 
 
 def _is_one_hot(y: Array) -> bool:
-    """Whether each row of `y` contains a single 1 and otherwise zeros."""
     if y.ndim != 2 or y.shape[1] < 2:
         return False
     ones = y == 1
@@ -266,19 +252,19 @@ def _as_classes(
 
 
 def _differ_in_colour(colour: Array, grey: Array) -> bool:
-    """Whether `colour` has images in colour, and `grey` images of the same size in grey."""
+    """Images must have the same size."""
     in_bytes = colour.dtype == np.uint8 and grey.dtype == np.uint8
     return in_bytes and grey.ndim == 3 and colour.shape[1:] == (3, *grey.shape[1:])
 
 
 def _in_colour(grey: Array) -> Array:
-    """Convert images in grey, shape (n, height, width), to colour, shape (n, 3, height, width)."""
+    """From shape (n, height, width) to (n, 3, height, width)."""
     return np.repeat(grey[:, None], 3, axis=1)
 
 
 def _input(column: Any, data: DataSettings, split: RawSplit, name: str, first: int) -> Array:
-    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. Such lists
-    are read as tokens if `length` is set. If `length` is not set, DataError is raised."""
+    """Flat lists of bytes could be tokens or pixels. They are read as tokens if `length` is set;
+    otherwise DataError is raised."""
     place = f"{split.name}, column {name}"
     array = _array(column, data, place, first, split)
     if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
@@ -294,8 +280,7 @@ def _input(column: Any, data: DataSettings, split: RawSplit, name: str, first: i
 
 
 def _inputs(arrays: Sequence[Array], data: DataSettings, source: RawSplit, first: int) -> Array:
-    """Return the model's inputs before scaling, from one column or from several columns that form a
-    table."""
+    """Return inputs before scaling. Several columns form a table."""
     split = source.name
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
@@ -358,8 +343,8 @@ _EXACT, _MICROSECONDS = 2**24, 6
 
 
 def _compact(tokens: Array) -> Array:
-    """Convert tokens to the smallest signed integer type that holds all of them. The type distinguishes
-    tokens from pixels: pixels are uint8."""
+    """Take the smallest signed integer type that holds all tokens. The type distinguishes tokens from
+    pixels, which are uint8."""
     most = int(tokens.max(initial=0))
     kinds = (np.int8, np.int16, np.int32, np.int64)
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
@@ -368,7 +353,7 @@ def _compact(tokens: Array) -> Array:
 def _labels(
     array: Array, data: DataSettings, names: Names, place: str, first: int, *, named: bool
 ) -> Array:
-    """Return a column of labels: numbers, classes, or provisional numbers of texts.
+    """Return numbers, classes, or provisional numbers of texts.
 
     `named`: whether all texts are names of classes. If `named` is False and there is an alphabet, texts
     of one character are looked up in the alphabet.
@@ -376,6 +361,7 @@ def _labels(
     kind = array.dtype.kind
     if kind == "U":
         named = named or bool(names.known) or data.alphabet is None
+        # NumPy stores 4 bytes per character. Texts of earlier batches were looked up in the alphabet.
         if not named and array.dtype.itemsize > 4 and first > 0:
             raise DataError(
                 "label",
@@ -409,7 +395,7 @@ def _labels(
 
 
 def _characters(texts: Array, data: DataSettings, split: str, first: int) -> Array:
-    """Return the positions of the characters in the alphabet, shape (n, length)."""
+    """Positions in the alphabet, shape (n, length)."""
     width = texts.dtype.itemsize // 4
     lengths = np.char.str_len(texts)
     if data.length is None and len(texts) and int(lengths.min()) != width:
@@ -425,8 +411,7 @@ def _characters(texts: Array, data: DataSettings, split: str, first: int) -> Arr
 
 
 def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
-    """Return the position of each code point in `alphabet`; −1 for a code point that `alphabet` does not
-    have."""
+    """−1 for a code point that `alphabet` does not have."""
     letters = np.array(list(alphabet)).view(np.uint32)
     order = np.argsort(letters)
     places = np.searchsorted(letters, codes, sorter=order).clip(max=len(letters) - 1)
@@ -435,8 +420,7 @@ def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
 
 
 def _array(column: Any, data: DataSettings, place: str, first: int, split: RawSplit) -> Array:
-    """Convert a column of Arrow or numpy to an array. Texts get numpy's type for texts, as wide as the
-    longest text."""
+    """Texts get numpy's type for texts, as wide as the longest text."""
     if isinstance(column, np.ndarray):
         if column.dtype.kind in "OS":
             raise DataError("input", f"{place} holds {column.dtype}, expected numbers or texts")
@@ -445,8 +429,7 @@ def _array(column: Any, data: DataSettings, place: str, first: int, split: RawSp
 
 
 def _array_of_values(column: Any, data: DataSettings, place: str, row: Callable[[int], str]) -> Array:
-    """Convert Arrow values to an array. `row`: function that converts the index of a value to what to
-    call the value's row, for errors."""
+    """`row`: converts the index of a value to what to call the value's row, for errors."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
@@ -558,8 +541,7 @@ def _images(encoded: Iterable[bytes | None], place: str, row: Callable[[int], st
 
 
 def _in_bytes(image: Image) -> Image:
-    """Convert `image` to one byte per pixel and colour. Raises ValueError if that would lose
-    precision."""
+    """One byte per pixel and colour. Raises ValueError if that would lose precision."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(
             f"its pixels have more than 8 bits (mode {image.mode}): convert the images to 8 bits, or "
@@ -582,7 +564,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _first_text(array: Array, first: int) -> str:
-    """Return where in a column of texts the first text is that is not a number, for errors."""
+    """Say where the first text is that is not a number, for errors."""
     if array.dtype.kind != "U":
         return ""
     for row, text in enumerate(array.tolist(), first):
@@ -614,6 +596,5 @@ def _holds_tokens(x: Array) -> bool:
 
 
 def _scale(x: Array) -> float:
-    """Return the factor by which inputs are multiplied. For pixels, the factor maps values to the range
-    from 0 to 1. For all other inputs, the factor is 1."""
+    """Map pixels to the range from 0 to 1. All other inputs keep their values."""
     return 1 / 255 if x.dtype == np.uint8 else 1.0

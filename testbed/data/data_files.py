@@ -22,22 +22,21 @@ from testbed.errors import BadInputError, HostError
 from testbed.topology.data_settings import DataSettings
 
 _ROWS = 1_000
-"""Number of rows that are decoded together."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks of a download's progress."""
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
 _TABLES = ("parquet", "npz", "csv", "tsv")
-"""File types whose files hold a split, or a part of a split."""
+"""Each file holds a split, or a part of a split."""
 _IMAGES = ("bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp")
-"""File types whose files hold one sample each, in a folder that is named like the sample's class. The
-names may have capital letters."""
+"""Each file holds one sample, in a folder that is named like the sample's class. The names may have
+capital letters."""
 _CSV_BLOCK = 2**26
 """The types of a CSV file's columns are inferred from this many bytes at its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Files of each split; no files if the dataset does not have the split."""
+    """No files if the dataset does not have the split."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -48,19 +47,18 @@ class Splits:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files."""
         return tuple(dict.fromkeys((*self.train, *self.test, *self.validation)))
 
     def named(self, split: str | None) -> str | None:
-        """Return the argument `name` with which `open_split` opens `split`."""
+        """Argument `name` of `open_split`."""
         return split if self.in_one_file else None
 
 
 def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
-    """Return the files of `data` on this machine; None if the data has to be downloaded from the hub.
+    """None if the data has to be downloaded from the hub.
 
-    `root`: data root; None if there is none. Raises DataError if the user's folder has no files,
-    BadInputError if `root` is not a folder.
+    `root`: data root. Raises DataError if the user's folder has no files, BadInputError if `root` is not
+    a folder.
     """
     if data.path is not None:
         found = _in_folder(Path(data.path), data)
@@ -97,7 +95,7 @@ def _in_folder(folder: Path, data: DataSettings) -> Splits:
 
 
 def _in_file(path: Path, data: DataSettings) -> Splits:
-    """Return the splits of a dataset that consists of one file. Raises DataError."""
+    """Raises DataError."""
     whole = Splits((path,), (), ())
     if path.suffix != ".npz":
         return whole
@@ -113,8 +111,8 @@ def _in_file(path: Path, data: DataSettings) -> Splits:
 
 
 def _columns_of_split(names: Iterable[str], split: str) -> dict[str, str]:
-    """Return column -> name of the array that holds this column of `split`. In the split `train`, the
-    array `train_images` is the column `images`, and `x_train` is the column `x`."""
+    """Return column -> name of the array. In the split `train`, the array `train_images` is the column
+    `images`, and `x_train` is the column `x`."""
     return {
         name.removeprefix(f"{split}_").removesuffix(f"_{split}"): name
         for name in names
@@ -133,8 +131,8 @@ def _class_folders(folder: Path) -> tuple[Path, ...]:
 
 
 def _in_classes(folder: Path) -> Iterator[Path]:
-    """Yield the files in the folders of classes. Those with a dot in front are hidden: they belong to
-    editors and file systems (`.ipynb_checkpoints`, `._image.png`)."""
+    """Files with a dot in front are hidden: they belong to editors and file systems
+    (`.ipynb_checkpoints`, `._image.png`)."""
     for path in folder.glob("*/*"):
         if path.is_file() and not path.name.startswith(".") and not path.parent.name.startswith("."):
             yield path
@@ -158,9 +156,9 @@ def _no_files_message(folder: Path, data: DataSettings) -> str:
 
 
 def open_split(paths: Sequence[Path], name: str | None = None) -> RawSplit:
-    """Open the samples in the files `paths`, in this order. All files must have the same type.
+    """The order is that of `paths`. All files must have the same type.
 
-    `name`: name of the split if one .npz file has all splits; None otherwise. Raises DataError.
+    `name`: name of the split if one .npz file has all splits. Raises DataError.
     """
     if name is not None:
         return _npz_of_splits(paths[0], name)
@@ -196,7 +194,6 @@ def _parquet(paths: Sequence[Path]) -> RawSplit:
 
 
 def _npz_of_splits(path: Path, split: str) -> RawSplit:
-    """Open one split of a .npz file that has several splits."""
     arrays = _arrays(path, list(_columns_of_split(_array_names(path), split).values()))
     return split_of_arrays(
         f"{path}, split {split}",
@@ -279,7 +276,7 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
 
 
 def _layout(path: Path) -> tuple[Any, Any]:
-    """Return pyarrow's options for reading and parsing the CSV file `path`."""
+    """pyarrow's options for reading and parsing a CSV file."""
     from pyarrow import csv
 
     delimiter = "\t" if _kind(path) == "tsv" else ","
@@ -287,7 +284,7 @@ def _layout(path: Path) -> tuple[Any, Any]:
 
 
 def _one_type(kinds: Sequence[Any]) -> Any:
-    """Return the Arrow type that holds the values of all `kinds`: text if they are not all numbers."""
+    """Text if the types are not all numbers."""
     import pyarrow as pa
 
     known = {kind for kind in kinds if not pa.types.is_null(kind)}
@@ -324,7 +321,7 @@ _PADDED = r"^-?0\d+$"
 
 
 def _image_folder(paths: Sequence[Path]) -> RawSplit:
-    """Open images in folders that are named like their classes: columns `image` and `label`."""
+    """Columns `image` and `label`: the folders are named like the classes."""
     import pyarrow as pa
 
     def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -341,8 +338,8 @@ def _image_folder(paths: Sequence[Path]) -> RawSplit:
 
 
 def left_out(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return a sentence about the files in class folders that are not images; empty if there are none.
-    `paths`: the images; if it has other files, there are no class folders, and nothing is left out."""
+    """Look for files in class folders that are not images. `paths`: the images; if it has other files,
+    there are no class folders, and nothing is left out."""
     if not paths or _kind(paths[0]) not in _IMAGES:
         return ()
     folder = paths[0].parent.parent
@@ -363,13 +360,11 @@ _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
     "tsv": _csv,
     **dict.fromkeys(_IMAGES, _image_folder),
 }
-"""File type -> function that opens a split of files of that type."""
 
 
 def split_of_arrays(name: str, arrays: Mapping[str, Any], *, fixed: bool = False) -> RawSplit:
-    """Return the samples in `arrays`: column -> numpy array.
-
-    `name`: name of the data in errors. `fixed`: as in `RawSplit`. Raises DataError."""
+    """`arrays`: column -> numpy array. `name`: name of the data in errors. `fixed`: as in `RawSplit`.
+    Raises DataError."""
     return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]), fixed)
 
 
@@ -391,15 +386,12 @@ def _array_names(path: Path) -> list[str]:
 
 
 def _arrays(path: Path, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the arrays of the .npz file `path` that `wanted` names. If `wanted` is None, return all
-    arrays."""
     with _npz_errors(path), np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in (file.files if wanted is None else wanted)}
 
 
 @contextlib.contextmanager
 def _npz_errors(path: Path) -> Iterator[None]:
-    """Convert errors of reading the .npz file `path` to DataError."""
     try:
         yield
     except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
@@ -414,8 +406,8 @@ def _split_name(paths: Sequence[Path]) -> str:
 
 @contextlib.contextmanager
 def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
-    """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
-    Raises HostError, and BadInputError if the hub's libraries are not installed."""
+    """Yield the splits by name. `report` is called with progress lines. Raises HostError, and
+    BadInputError if the hub's libraries are not installed."""
     for package in ("datasets", "huggingface_hub"):
         if message := extras.missing(package):
             raise BadInputError(_not_fetched_message(data, message))
@@ -447,17 +439,16 @@ def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mappin
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A stage of a download. The size of the files that the hub's library writes shows the progress."""
+    """The size of the files that the hub's library writes shows the progress."""
 
     what: str
-    """Text for progress lines."""
     total: int
-    """Size of all files in bytes when the stage is finished."""
+    """Bytes of all files when the stage is finished."""
     files: Callable[[], Iterable[Path]]
-    """Function that returns the files that exist now, complete or not."""
+    """Files that exist now, complete or not."""
 
     def done(self) -> int:
-        """Return how many bytes of the stage's files are on the disk."""
+        """Return the bytes on the disk."""
         size = 0
         for path in self.files():
             with contextlib.suppress(OSError):  # the file may have been renamed
@@ -467,8 +458,8 @@ class _Stage:
 
 
 def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
-    """Return the stages of `builder`'s work (downloading, unpacking). The size of a stage is 0 if the
-    size is unknown. `known`: the dataset's files according to the hub."""
+    """Downloading, unpacking. The size of a stage is 0 if it is unknown. `known`: the dataset's files
+    according to the hub."""
     from huggingface_hub import constants
 
     wanted = {str(url) for urls in (builder.config.data_files or {}).values() for url in urls}
@@ -491,7 +482,6 @@ def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Sta
 
 @contextlib.contextmanager
 def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
-    """Report the progress of `stages`, which follow one another, while the `with` block runs."""
     over = threading.Event()
 
     def watch() -> None:

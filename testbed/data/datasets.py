@@ -38,54 +38,42 @@ from testbed.user_code.stand_ins import TaskStandIn
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Decoded samples of a dataset."""
-
     train: Shard
-    """Training samples."""
     test: Shard
-    """Test samples."""
     validation: Shard | None = None
-    """Validation samples; None if the dataset has none."""
     clients: Indices | None = None
-    """Number of the client that each sample of `train` belongs to, from 0, shape (n,); None if
-    unknown."""
+    """Number of the client of each sample of `train`, from 0, shape (n,)."""
     remarks: tuple[str, ...] = ()
     """Sentences about training samples that were set aside, and about changed shapes."""
     classes: tuple[str, ...] = ()
-    """Names of the classes, in the order of their numbers; empty if they have no names besides."""
+    """In the order of their numbers; empty if the classes have no names besides."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedDataset:
-    """A dataset that was found, but not decoded."""
-
     fingerprint: str
-    """Fingerprint of the files. The fingerprint changes whenever `read` might return something else."""
+    """Changes whenever `read` might return something else."""
     read: Callable[[Report], Dataset]
-    """Function that decodes all samples and reports progress. Decoding takes seconds. Raises
-    BadInputError, HostError."""
+    """Decoding takes seconds. Raises BadInputError, HostError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A dataset whose samples are in columns of files. The files are on this machine or on the Hugging
-    Face hub."""
+    """Samples in columns of files, on this machine or on the Hugging Face hub."""
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
-    """Shape of one input; None if the shape is unknown until the data is read. Without the shape, the
-    work of a step cannot be counted."""
+    """Shape of one input. Without it (it may be unknown until the data is read), the work of a step
+    cannot be counted."""
     tokens: bool = False
     """Whether inputs are sequences of tokens. A model gets tokens as integers."""
 
     @property
     def name(self) -> str:
-        """Name of the dataset."""
         return self.data.name
 
     def find(self, root: Path | None) -> LocatedDataset:
-        """Find the dataset on this machine. If this machine does not have the dataset, find it on the
-        hub. `root`: data root; None if there is none."""
+        """If this machine does not have the dataset, find it on the hub. `root`: data root."""
         splits = data_files.local_splits(self.data, root)
         if splits is None:
             return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
@@ -124,8 +112,7 @@ class Columns:
         validation: RawSplit | None,
         report: Report = silent,
     ) -> Dataset:
-        """Decode the splits. `test` and `validation` are None if the dataset does not have such a split.
-        Raises DataError."""
+        """Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
@@ -159,8 +146,8 @@ class Columns:
 
 
 _SPLIT_VERSION = 1
-"""Version of the results of `_split`, which are kept in the cache. Increase the version whenever a
-change of `_split` changes its results."""
+"""Version of the results of `_split` in the cache. Increase it whenever a change of `_split` changes its
+results."""
 
 
 def _check_alike(train: Shard, other: Shard, name: str) -> None:
@@ -174,8 +161,7 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
 
 
 def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
-    """Return the dataset. If test or validation samples are missing, training samples are set aside as
-    such samples, according to `split`."""
+    """If test or validation samples are missing, set training samples aside, according to `split`."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:
@@ -219,7 +205,7 @@ def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, 
 
 def _runs(clients: Indices | None, samples: int) -> list[Indices]:
     """Return one array per client with the indices of its samples, in the order of the file. Without
-    named clients, return one array with the indices of all samples."""
+    named clients, return one array with all indices."""
     if clients is None:
         return [np.arange(samples)]
     order = np.argsort(clients, kind="stable")
@@ -286,12 +272,11 @@ class SyntheticSentences:
 
 @dataclass(frozen=True, slots=True)
 class TaskDataset:
-    """The dataset that the method `dataset` of a user's own task returns."""
+    """The method `dataset` of a user's own task returns it."""
 
     shape: ClassVar[tuple[int, ...] | None] = None
     tokens: ClassVar[bool] = False
     name: str
-    """Name of the task."""
     task: TaskStandIn
 
     def find(self, root: Path | None) -> LocatedDataset:
@@ -353,7 +338,7 @@ DATASETS: dict[str, Source] = {
 
 
 def source(topology: Topology) -> Source | None:
-    """Return the dataset of `topology`; None if the task makes the data of each device itself.
+    """None if the task makes the data of each device itself.
 
     Raises BadInputError if the dataset is not in DATASETS and the topology names no columns.
     """
@@ -378,8 +363,8 @@ def source(topology: Topology) -> Source | None:
 
 
 def own_files_digest(topology: Topology) -> str:
-    """Return a digest of the names, sizes and modification times of the data files that `topology`
-    names; empty if the topology names no data files. Raises BadInputError."""
+    """Names, sizes and modification times of the data files that `topology` names; empty if it names
+    none. Raises BadInputError."""
     data = topology.task.data
     if data is None or data.path is None:
         return ""
@@ -390,14 +375,12 @@ def own_files_digest(topology: Topology) -> str:
 
 
 def topology_error(topology: Topology, where: tuple[str | int, ...], message: str) -> BadInputError:
-    """Return an error with `message` about the place `where` in the topology."""
     return topology.source.error([topology.source.problem(where, message)])
 
 
 @contextlib.contextmanager
 def located_errors(topology: Topology) -> Iterator[None]:
-    """Convert each DataError of the `with` block to an error that names the faulty setting in the
-    topology."""
+    """A DataError becomes an error that names the faulty setting in the topology."""
     try:
         yield
     except DataError as error:
@@ -408,11 +391,10 @@ def located_errors(topology: Topology) -> Iterator[None]:
 
 
 def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
-    """Load the dataset called `dataset` in DATASETS, from the cache if it has been decoded before.
+    """Look in DATASETS, and in the cache for a dataset that has been decoded before.
 
-    `root`: data root; None if there is none. `report` is called with progress lines. Raises
-    BadInputError if files cannot be used, and HostError if there are no files and the hub cannot be
-    reached.
+    `root`: data root. `report` is called with progress lines. Raises BadInputError if files cannot be
+    used, and HostError if there are no files and the hub cannot be reached.
     """
     try:
         return load_from(DATASETS[dataset], root, report)
@@ -423,8 +405,6 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
 
 
 def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Dataset:
-    """Load any dataset, from the cache if it has been decoded before. `root` and `report` are as in
-    `load`."""
     found = dataset.find(root)
     folder = decoded_folder(dataset, found)
     try:
@@ -454,8 +434,8 @@ _CONTENTS = "contents.json"
 
 
 def _load_decoded(folder: Path) -> Dataset:
-    """Load a decoded dataset from `folder`. Raises OSError, ValueError, SafetensorError, KeyError or
-    TypeError if the dataset is missing or incomplete."""
+    """Raises OSError, ValueError, SafetensorError, KeyError or TypeError if the dataset is missing or
+    incomplete."""
     contents = json.loads((folder / _CONTENTS).read_bytes())
     splits = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
     clients = load_file(folder / "clients.safetensors")["clients"] if contents["clients"] else None
@@ -464,17 +444,17 @@ def _load_decoded(folder: Path) -> Dataset:
 
 
 def decoded_folder(dataset: Source, found: LocatedDataset) -> Path:
-    """Return the folder of the decoded arrays in the cache."""
+    """Folder in the cache."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "--", dataset.name).strip("-")[-60:]
     return cache.folder() / "datasets" / f"{name}-{found.fingerprint}"
 
 
 def array_kind(array: NDArray[Any]) -> str:
-    """Return the type and shape of one sample of `array` as text for an error."""
+    """Type and shape of one sample, for an error."""
     shape = "×".join(map(str, array.shape[1:]))
     return f"{array.dtype}{f', shape {shape}' if shape else ''}"
 
 
 def digest(facts: object) -> str:
-    """Return a digest of `facts`: 12 hex digits."""
+    """12 hex digits."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -16,13 +16,12 @@ from testbed.data.preparation import Prepared
 from testbed.topology import Topology
 
 _MAX_DRAWN = 2_000
-"""Maximum number of devices in a chart. If there are more devices, only every n-th device is shown."""
+"""If there are more devices in a chart, only every n-th device is shown."""
 _MAX_NAMED = 10
-"""Maximum number of devices whose names a chart shows. If there are more devices, the chart shows names
-of groups, and devices are sorted by group and number of samples."""
+"""If a chart has more devices, it shows names of groups, and devices are sorted by group and number of
+samples."""
 _APART = 0.12
-"""Minimum distance between names of groups, as a share of the chart's width. Closer names would
-overlap."""
+"""Share of the chart's width between names of groups. Closer names would overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +29,21 @@ class SampleDistribution:
     """Training samples of each device."""
 
     name: str
-    """Name of the dataset, and the partition scheme."""
+    """Dataset and partition scheme."""
     devices: tuple[str, ...]
-    """Names of the devices."""
     groups: tuple[str, ...]
-    """Group of each device."""
+    """In the order of `devices`."""
     samples: NDArray[np.int64]
     """Number of samples of each device, shape (devices,)."""
     counts: NDArray[np.int64]
-    """Number of samples by device and class, shape (devices, classes). The shape is (devices, 0) if
-    labels are not classes."""
+    """Samples by device and class, shape (devices, classes); (devices, 0) if labels are not classes."""
     labels: Mapping[str, tuple[float, float, float]]
     """Device -> lowest, mean and highest label, for devices with samples; empty if labels are not
     numbers."""
     total: int
-    """Number of training samples of the dataset, without transformed copies."""
+    """Training samples of the dataset, without transformed copies."""
     test: int
-    """Number of samples on which the model is evaluated."""
+    """Samples on which the model is evaluated."""
     shape: tuple[int, ...]
     """Shape of one input."""
     remarks: tuple[str, ...]
@@ -54,28 +51,28 @@ class SampleDistribution:
 
     @property
     def classes_held(self) -> NDArray[np.int64]:
-        """Number of classes that each device has samples of, shape (devices,)."""
+        """Classes that each device has samples of, shape (devices,)."""
         found: NDArray[np.int64] = (self.counts > 0).sum(axis=1)
         return found
 
     @property
     def skew(self) -> float:
-        """Mean total variation distance between the class shares of a device that has samples and the
-        class shares of all devices together. The distance is 0 if all devices have the same shares, and
-        near 1 if each device has a class of its own."""
+        """Mean total variation distance between the class shares of a device that has samples and those
+        of all devices together: 0 if all devices have the same shares, near 1 if each device has a class
+        of its own."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
         own = self.counts[self.samples > 0]
         own = own / own.sum(axis=1, keepdims=True)
         return float(np.abs(own - whole).sum(axis=1).mean() / 2)
 
     def draw(self, to: Path) -> None:
-        """Draw the distribution to a .png, .pdf or .svg file."""
+        """The file is .png, .pdf or .svg."""
         from analysis.charts import paper
 
         paper.stack(charts(self)).savefig(to)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the output of `testbed data --json` (`testbed.cli.outputs.DataOutput`)."""
+        """Output of `testbed data --json` (`testbed.cli.outputs.DataOutput`)."""
         devices = []
         for place, (device, group) in enumerate(zip(self.devices, self.groups, strict=True)):
             row: dict[str, Any] = {"device": device, "group": group, "samples": int(self.samples[place])}
@@ -94,7 +91,6 @@ class SampleDistribution:
 
 
 def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:
-    """Return the distribution of the `prepared` data among the devices of `topology`."""
     groups = tuple(group.group_name for group in topology.devices for _ in group.device_names)
     y = prepared.train.y
     numbers = y.ndim == 1 and y.dtype.kind == "f"
@@ -120,8 +116,8 @@ def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:
 
 
 def charts(found: SampleDistribution) -> list[Chart]:
-    """Return a chart with the number of samples of each device. If labels are classes, also return a
-    chart with the class shares of each device. In that chart, a larger share is darker."""
+    """One chart has the number of samples of each device. If labels are classes, another has the class
+    shares, darker for a larger share."""
     every = -(-len(found.devices) // _MAX_DRAWN)
     order = np.arange(len(found.devices))
     if len(order) > _MAX_NAMED:
@@ -155,7 +151,6 @@ def charts(found: SampleDistribution) -> list[Chart]:
 
 
 def _drop_overlapping(ticks: Mapping[float, str], width: int) -> dict[float, str]:
-    """Drop each tick whose name would overlap with a name to its left."""
     if width <= _MAX_NAMED:
         return dict(ticks)
     kept: dict[float, str] = {}

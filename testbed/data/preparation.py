@@ -36,35 +36,32 @@ from testbed.topology.partition import Iid, Indices, Resampled, SampleRequest, S
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Data of a run."""
-
     train: Shard
-    """Training samples of all clients."""
     test: Shard
     """Samples on which the global model is evaluated."""
     indices: Mapping[str, Indices]
-    """Client -> indices of its samples in `train`. Clients are in device order."""
+    """Client -> indices of its samples in `train`, in device order."""
     total: int = 0
-    """Number of training samples of the dataset, without the transformed copies in `train`."""
+    """Training samples of the dataset, without the transformed copies in `train`."""
     remarks: tuple[str, ...] = ()
     """Sentences about samples that were set aside or left out."""
     classes: tuple[str, ...] = ()
-    """Names of the classes, as in `datasets.Dataset`."""
+    """Names of the classes (`datasets.Dataset`)."""
 
     @property
     def samples(self) -> Mapping[str, int]:
-        """Client -> number of its samples. Clients are in device order."""
+        """Client -> number of its samples, in device order."""
         return partition.sizes(self.indices)
 
     def shard(self, client: str) -> Shard:
-        """Return a copy of the samples of `client`."""
+        """The samples are copied."""
         return self.train.subset(self.indices[client])
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """Return client -> number of the client's samples, without decoding or partitioning the data. The
-    numbers come from the cache, or follow from the partition scheme. Return None if the data must be
-    prepared first. Raises BadInputError if `root` is not a folder, or the data is missing."""
+    """Return client -> number of samples, from the cache or by the partition scheme, without decoding or
+    partitioning the data. Return None if the data must be prepared first. Raises BadInputError if `root`
+    is not a folder, or the data is missing."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
     if dataset is None:
@@ -98,12 +95,11 @@ def _array(path: Path, name: str) -> NDArray[Any]:
 
 
 def prepare(topology: Topology, root: Path | None, report: Report = silent) -> Prepared:
-    """Load the task's data and partition it among the devices. `root`: data root; None if there is none.
-    `report` is called with progress lines.
+    """Load the task's data and partition it among the devices: the same topology always gets the same
+    partition. `root`: data root. `report` is called with progress lines.
 
-    The same topology always gets the same partition. Raises BadInputError if files cannot be used.
-    Raises BadInputError, which names the setting, if the data cannot be partitioned. Raises HostError if
-    there are no files and the hub cannot be reached.
+    Raises BadInputError if files cannot be used. Raises BadInputError, which names the setting, if the
+    data cannot be partitioned. Raises HostError if there are no files and the hub cannot be reached.
     """
     clients = topology.device_names
     chosen = datasets.source(topology)
@@ -131,7 +127,7 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
 
 
 def _count_unused(indices: Mapping[str, Indices], total: int) -> int:
-    """Return how many of `total` samples no client has."""
+    """Samples that no client has."""
     unused = np.ones(total, bool)
     for own in indices.values():
         unused[own] = False
@@ -141,8 +137,8 @@ def _count_unused(indices: Mapping[str, Indices], total: int) -> int:
 
 
 def _idle_remarks(topology: Topology, indices: Mapping[str, Indices]) -> tuple[str, ...]:
-    """Return a sentence on the devices that do not train, if there are any. Raises BadInputError if the
-    rule, or secure aggregation, does not work with the other devices alone."""
+    """Say which devices do not train. Raises BadInputError if the rule, or secure aggregation, does not
+    work with the other devices alone."""
     idle = topology.idle_devices(partition.sizes(indices))
     if not idle:
         return ()
@@ -165,7 +161,7 @@ def _idle_remarks(topology: Topology, indices: Mapping[str, Indices]) -> tuple[s
 
 
 def _shards_of_task(topology: Topology) -> Sequence[Shard]:
-    """Return each client's shard from a task that makes the data itself. Raises BadInputError."""
+    """One shard per client, from a task that makes the data itself. Raises BadInputError."""
     task: Task = topology.task.build()
     try:
         return task.shards_for(len(topology.device_names))
@@ -185,7 +181,7 @@ def _load_dataset(
 
 
 def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology: Topology) -> Prepared:
-    """Return `prepared` with a new `test`: the samples that `topology.evaluate` requests."""
+    """Replace `test` by the samples that `topology.evaluate` requests."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if on == "validation":
         if dataset.validation is None:
@@ -215,7 +211,7 @@ def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology
 
 
 def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
-    """Return the parts of the data on which `topology.evaluate` requests separate evaluations."""
+    """Parts on which `topology.evaluate` requests separate evaluations."""
     classes, most = topology.evaluate.classes, topology.evaluate.devices
     if most is None:
         return Parts(classes)
@@ -228,7 +224,7 @@ def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
 
 
 def _explicit_requests(topology: Topology) -> dict[str, SampleRequest]:
-    """Return the samples that the topology assigns to devices explicitly, in device order."""
+    """Keep the device order."""
     return {
         name: SampleRequest(group.data.samples, group.data.labels, index)
         for index, group in enumerate(topology.devices)
@@ -238,8 +234,8 @@ def _explicit_requests(topology: Topology) -> dict[str, SampleRequest]:
 
 
 def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, Indices]:
-    """Return the indices of each device's samples, in device order. Samples that the topology assigns
-    explicitly are drawn first. The scheme then deals out the rest."""
+    """In device order. Samples that the topology assigns explicitly are drawn first. The scheme then
+    deals out the rest."""
     clients, labels = topology.device_names, dataset.train.y
     scheme: Scheme = topology.task.partition.build()
     by_hand = _explicit_requests(topology)
@@ -291,8 +287,8 @@ def _deal(
 
 
 def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Indices | None) -> Indices:
-    """Return the key (client or class) by which `scheme` deals out each sample, shape (n,). Raises
-    BadInputError if the data has no such key."""
+    """Key (client or class) of each sample, shape (n,). Raises BadInputError if the data has no such
+    key."""
     where = ("task", "partition", "scheme")
     if scheme.by == "client":
         if clients is None:
@@ -325,7 +321,7 @@ def _partition_path(
     clients: Sequence[str],
     seed: int,
 ) -> Path:
-    """Return the path of the partition in the cache."""
+    """Path in the cache."""
     hashed = hashlib.sha256(keys.tobytes())
     if by_hand:
         hashed.update(labels.tobytes())
@@ -348,13 +344,11 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Upper bound of class numbers. If one label reaches this bound, no label counts as a class, because the
-labels may be tokens."""
+"""If one label reaches this bound, no label counts as a class, because the labels may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Return client -> number of the client's samples of class 0, 1, ...; the lists are empty if labels
-    are not classes."""
+    """Client -> number of samples of class 0, 1, ...; the lists are empty if labels are not classes."""
     labels = prepared.train.y
     if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < _MAX_CLASSES:
         return {client: [] for client in prepared.indices}
@@ -366,15 +360,14 @@ def label_counts(prepared: Prepared) -> dict[str, list[int]]:
 
 
 def write(prepared: Prepared, directory: RunDirectory) -> None:
-    """Save the shard of every client and the test set in the run directory. Raises HostError."""
+    """Raises HostError."""
     _save_readable(prepared.test, directory.test_set)
     for client in prepared.indices:
         _save_readable(prepared.shard(client), directory.shard(client))
 
 
 def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
-    """If the topology requests evaluation by device, save the samples for this evaluation. Raises
-    HostError."""
+    """Raises HostError."""
     if (device_set := evaluation_parts(prepared, topology).device_set) is not None:
         _save_readable(device_set, directory.device_set)
 

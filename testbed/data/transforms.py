@@ -15,14 +15,13 @@ from testbed.topology.data_settings import Transform
 from testbed.topology.partition import Indices
 
 _AT_ONCE = 1_000
-"""Number of samples that are transformed together, in float64."""
+"""Samples that are transformed together, in float64."""
 
 
 def apply(
     topology: Topology, train: Shard, indices: Mapping[str, Indices]
 ) -> tuple[Shard, Mapping[str, Indices]]:
-    """Return `train` and `indices` with transformed samples for the devices that have a transform.
-    Transformed samples are copies at the end of `train`, because other devices may have the original
+    """Transformed samples are copies at the end of `train`, because other devices may have the original
     samples. The topology's seed determines the random draws.
 
     Raises BadInputError if the inputs cannot be transformed.

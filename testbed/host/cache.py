@@ -10,14 +10,12 @@ from agents.disk import files
 
 
 def folder() -> Path:
-    """Return the cache folder: `$XDG_CACHE_HOME/testbed`, by default ~/.cache/testbed. The folder may
-    not exist."""
+    """`$XDG_CACHE_HOME/testbed`, by default ~/.cache/testbed. The folder may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "testbed"
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file of the cache atomically. Errors are ignored, because a missing file is computed again
-    the next time."""
+    """Write atomically. Errors are ignored, because a missing file is computed again the next time."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_write(path) as partial:

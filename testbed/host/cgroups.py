@@ -16,9 +16,7 @@ from pathlib import Path
 from agents.device.control_group import ControlGroup
 
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
-"""Names of the control groups of a run."""
 SLICE = ".slice"
-"""Suffix of systemd's control groups."""
 
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
@@ -27,7 +25,7 @@ maximum weight."""
 
 
 def parent(run: str, group: str, driver: str) -> str:
-    """Return the `cgroup_parent` of a container of `run`, for the engine's cgroup driver."""
+    """`cgroup_parent` of a container for the engine's cgroup `driver`."""
     if driver == "systemd":  # a dash would make the group a child of another slice
         return f"{_stem(run, group).replace('-', '_')}{SLICE}"
     return f"/{_stem(run, group)}"
@@ -38,14 +36,13 @@ def _stem(run: str, group: str) -> str:
 
 
 def folders(run: str, *groups: str, mounts: Path = _MOUNTS) -> list[Path]:
-    """Return the existing folders of the groups of `run`. With cgroup v1, a group has a folder in each
-    hierarchy."""
+    """Folders that exist. With cgroup v1, a group has a folder in each hierarchy."""
     found = names(run, *groups)
     return sorted({folder for root in _roots(mounts) for name in found for folder in root.glob(name)})
 
 
 def names(run: str, *groups: str) -> list[str]:
-    """Return the names of the folders of the groups of `run`, for both cgroup drivers."""
+    """Names of folders for both cgroup drivers."""
     return [
         parent(run, group, driver).lstrip("/")
         for group in groups or (DEVICES, INFRASTRUCTURE)
@@ -66,7 +63,6 @@ def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
 
 
 def cpu_seconds(run: str, group: str) -> float | None:
-    """Return the CPU seconds that the containers of a group have used; None if unknown."""
     found = map(
         _folder_cpu_seconds, folders(run, group)
     )  # if v1 and v2 are mounted, both have the same value
@@ -74,19 +70,17 @@ def cpu_seconds(run: str, group: str) -> float | None:
 
 
 def _folder_cpu_seconds(folder: Path) -> float | None:
-    """Return the CPU seconds of the group of `folder`; None if the group's hierarchy does not count CPU
-    time."""
+    """None if the group's hierarchy does not count CPU time."""
     v1 = (folder / "cpuacct.usage").exists()
     return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()
 
 
 def writable(paths: list[Path]) -> bool:
-    """Whether this process may write all of `paths`."""
     return all(os.access(path, os.W_OK) for path in paths)
 
 
 def _roots(mounts: Path) -> Iterator[Path]:
-    """Yield the mount points of cgroup hierarchies."""
+    """Mount points of cgroup hierarchies."""
     try:
         lines = mounts.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

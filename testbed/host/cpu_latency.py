@@ -21,7 +21,7 @@ LATENCY = Path("/dev/cpu_dma_latency")
 
 @contextmanager
 def keep_awake(latency: Path = LATENCY) -> Iterator[bool]:
-    """Keep this host's cores awake during the `with` block; yield whether the host allows it."""
+    """Yield whether the host allows it."""
     try:
         file = os.open(latency, os.O_WRONLY)
     except OSError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def cpu_numbers(cpuset: str) -> set[int]:
-    """Parse a cpuset: `0-2,5` is {0, 1, 2, 5}; an empty text is the empty set."""
+    """`0-2,5` is {0, 1, 2, 5}; an empty text is the empty set."""
     numbers: set[int] = set()
     for part in filter(None, cpuset.split(",")):
         first, _, last = part.partition("-")
@@ -15,7 +15,7 @@ def cpu_numbers(cpuset: str) -> set[int]:
 
 
 def cpuset(cores: Sequence[int]) -> str:
-    """Format sorted CPU numbers in the kernel's notation: `0`, `1-3`, `0,2-3`."""
+    """Format sorted CPU numbers: `0`, `1-3`, `0,2-3`."""
     ranges: list[list[int]] = []
     for core in cores:
         if ranges and core == ranges[-1][-1] + 1:

@@ -11,13 +11,12 @@ from testbed.errors import HostError
 _SELECTABLE = 1024
 """select(), which paho calls, supports only descriptors below this number."""
 _OWN = 100
-"""Number of descriptors that this process needs for itself."""
+"""Descriptors that this process needs for itself."""
 
 
 def raise_limit(count: int, what: str) -> None:
-    """Raise this process's soft limit on descriptors so that it allows `count` descriptors for `what`
-    in addition to the process's own. Children inherit the limit. Raises HostError if the hard limit is
-    too low."""
+    """Allow `count` descriptors for `what` in addition to the process's own, by the soft limit. Children
+    inherit the limit. Raises HostError if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count + _OWN:
         raise HostError(
@@ -32,8 +31,8 @@ def raise_limit(count: int, what: str) -> None:
 
 
 def renumber(descriptor: int) -> int:
-    """Move `descriptor` to a high number, so that low numbers stay free for select(); return the new
-    number. If no high number is free, `descriptor` is not moved."""
+    """Move `descriptor` to a high number, so that low numbers stay free for select(). If no high number
+    is free, it is not moved."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _SELECTABLE)
     except OSError:

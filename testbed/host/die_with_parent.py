@@ -22,7 +22,7 @@ _SIGKILL = 9
 
 
 def prefix(cpuset: str = "") -> list[str]:
-    """Return the arguments to put before a command so that the command ends when this process ends.
+    """Arguments to put before a command so that it ends when this process ends.
 
     The command runs on the CPUs of `cpuset`, or on the CPUs of this process if `cpuset` is empty. Python
     is started isolated and without site-packages, because that is fast.
@@ -35,7 +35,7 @@ def prefix(cpuset: str = "") -> list[str]:
 
 
 def ask(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies. If the parent is already dead, exit
+    """Have the kernel kill this process when its parent dies. If the parent is already dead, exit
     now."""
     import ctypes  # here, because the import is slow
 
@@ -45,7 +45,7 @@ def ask(parent: int) -> None:
 
 
 def main(parent: int, cpus: str, command: list[str]) -> None:
-    """Execute `command` in this process; if that fails, print the reason and exit with code 1."""
+    """If that fails, print the reason and exit with code 1."""
     if sys.platform == "linux":
         ask(parent)
     try:

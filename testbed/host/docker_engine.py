@@ -28,7 +28,7 @@ ERRORS = (DockerException, requests.RequestException)
 """Exceptions of the SDK's calls: errors that the engine returns, and broken connections."""
 
 REQUEST_TIMEOUT_SECONDS = 300
-"""Timeout of a request. On a slow host an engine needs minutes to remove a container."""
+"""On a slow host an engine needs minutes to remove a container."""
 _NO_ROOT = {"name=rootless": "rootless", "name=userns": "with userns-remap"}
 """Security options of engines whose containers have no real root, with their names in messages."""
 _NEW_CONTEXT = "`docker context ls` lists the existing ones, `docker context use NAME` selects one"
@@ -43,7 +43,6 @@ class NoEngineError(HostError):
     """No engine answers at the configured address."""
 
     def __init__(self, reason: str, fix: str) -> None:
-        """`fix`: command that fixes the problem."""
         super().__init__(f"{reason}. To fix it: {fix}")
         self.reason = reason
         self.fix = fix
@@ -51,27 +50,23 @@ class NoEngineError(HostError):
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Reason why an engine cannot run devices, and the fix."""
-
     reason: str
     fix: str
-    """Instruction to the user that fixes the problem."""
+    """Instruction to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """Address of an engine that the user has configured."""
-
     url: str
     source: str
-    """Name of the setting that contains the address, for messages."""
+    """Setting that contains the address, for messages."""
     unset: str
     """Command that removes the setting, so that the local engine is used."""
 
 
 def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
-    """Connect to the engine that DOCKER_HOST names. If DOCKER_HOST is not set, connect to the engine of
-    the Docker context, which by default is the local engine.
+    """Connect to the engine that DOCKER_HOST names or, if it is not set, to that of the Docker context,
+    which by default is the local engine.
 
     `timeout`: seconds that a request may wait for an answer. Raises NoEngineError with the command that
     fixes the problem.
@@ -86,8 +81,8 @@ def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
 
 
 def _address() -> _Address | None:
-    """Return the address that DOCKER_HOST names or, if DOCKER_HOST is not set, the address of the Docker
-    context. None if the local engine is used.
+    """Return the address that DOCKER_HOST names or, if it is not set, that of the Docker context. None
+    if the local engine is used.
 
     Raises NoEngineError if the context does not exist, because the SDK would silently use the local
     engine.
@@ -110,7 +105,7 @@ def _address() -> _Address | None:
 
 
 def connect_to(url: str, patience: float) -> docker.DockerClient:
-    """Connect to the engine at `url`; retry for `patience` seconds. Raises HostError."""
+    """Retry for `patience` seconds. Raises HostError."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -124,7 +119,7 @@ def connect_to(url: str, patience: float) -> docker.DockerClient:
 
 @contextmanager
 def connect_if_present() -> Iterator[docker.DockerClient | None]:
-    """Connect to the engine for the `with` block; yield None if no engine answers."""
+    """Yield None if no engine answers."""
     try:
         client = connect(_PRESENCE_TIMEOUT_SECONDS)
     except HostError:
@@ -137,8 +132,7 @@ def connect_if_present() -> Iterator[docker.DockerClient | None]:
 
 @contextmanager
 def connect_fit() -> Iterator[docker.DockerClient]:
-    """Connect to the engine for the `with` block. Raises HostError with the fix if no engine answers, or
-    if the engine cannot run devices."""
+    """Raises HostError with the fix if no engine answers, or if the engine cannot run devices."""
     with closing(connect(_PRESENCE_TIMEOUT_SECONDS)) as client:
         client.api.timeout = REQUEST_TIMEOUT_SECONDS
         try:
@@ -162,8 +156,7 @@ def is_available() -> bool:
 
 
 def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
-    """Return why the engine described by `info` (`docker info`) cannot run devices; None if the engine
-    can."""
+    """`info`: from `docker info`. None if the engine can run devices."""
     if "BuildahVersion" in info:
         return Unfit(
             "the engine is Podman: isolated devices cannot reach its name server, which is on the host",
@@ -184,8 +177,7 @@ def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
 
 
 def _engine_place(info: Mapping[str, Any]) -> str | None:
-    """Return where the engine runs if it is in a VM or on another machine; None if the engine uses the
-    kernel of this process."""
+    """None if the engine uses the kernel of this process, and not that of a VM or another machine."""
     kernel, own = info.get("KernelVersion"), platform.release()
     if kernel and _full_release(kernel) != _full_release(own):
         return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
@@ -196,14 +188,13 @@ def _engine_place(info: Mapping[str, Any]) -> str | None:
 
 
 def _full_release(release: str) -> str:
-    """Complete a kernel release to three numbers. For example, Docker reports `6.8-rc1`, and the result
-    is `6.8.0-rc1`."""
+    """Docker may report `6.8-rc1`; the result is `6.8.0-rc1`."""
     return re.sub(r"^(\d+\.\d+)(?![.\d])", r"\1.0", release)
 
 
 def shares_files(info: Mapping[str, Any]) -> bool:
-    """Whether this process sees the engine's files. If the result is False, this process or the engine
-    runs in a container."""
+    """Whether this process sees the engine's files. Otherwise this process or the engine runs in a
+    container."""
     try:
         os.stat(info.get("DockerRootDir", "/"))  # noqa: PTH116
     except FileNotFoundError:
@@ -214,8 +205,7 @@ def shares_files(info: Mapping[str, Any]) -> bool:
 
 
 def registry_has(image: str, timeout: int = 5) -> bool:
-    """Whether the engine reaches a registry that has `image`. False if no registry answers within
-    `timeout` seconds."""
+    """False if no registry answers within `timeout` seconds."""
     with closing(connect(timeout)) as client:
         try:
             client.images.get_registry_data(image)
@@ -231,8 +221,7 @@ def run_output(
     labels: Mapping[str, str],
     **rights: Any,
 ) -> bytes:
-    """Run `command` in a new container; return its standard output. Works with any log driver of the
-    engine.
+    """Return the standard output. Works with any log driver of the engine.
 
     The container has no rights except `rights` (options of the SDK). The container is always removed,
     also after Ctrl-C. Raises ContainerError if the command fails, and another exception of ERRORS if the
@@ -265,7 +254,7 @@ def run_output(
 
 
 def _fix(error: BaseException, address: _Address | None) -> str:
-    """Return the fix for an engine that does not answer. `error`: the exception of the SDK."""
+    """`error`: exception of the SDK."""
     if _caused_by(error, PermissionError):
         return "sudo usermod -aG docker $USER && newgrp docker"
     if address is not None:
@@ -278,7 +267,7 @@ def _fix(error: BaseException, address: _Address | None) -> str:
 
 
 def _release_socket(error: BaseException) -> None:
-    """Close the socket that the SDK leaves open after a failed connection."""
+    """The SDK leaves the socket open after a failed connection."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         for link in _chain(error):
@@ -286,8 +275,7 @@ def _release_socket(error: BaseException) -> None:
 
 
 def _caused_by(error: BaseException, kind: type[BaseException]) -> bool:
-    """Whether an error of `kind` is in the chain of causes of `error`. The SDK's libraries urllib3 and
-    requests wrap the socket's error."""
+    """Look at the chain of causes: the SDK's libraries urllib3 and requests wrap the socket's error."""
     return any(isinstance(part, kind) for link in _chain(error) for part in (link, *link.args))
 
 

@@ -1,13 +1,11 @@
-"""Fork server: a process that imports modules once and forks programs. A fork starts fast, because the
-modules are already imported. It shares the memory of the modules with the other forks until it writes to
-that memory.
+"""Fork server: a process that imports modules once and forks programs.
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
-A program is the function `main` of a module. The program runs as with `run_module.py MODULE ARGUMENT`:
-in its own session, on its own CPUs, with its own log. It ends when the fork server ends, and the fork
-server ends when the controller ends. No module may start a thread when it is imported, because only the
-forking thread exists in a fork. Linux only.
+A program is the function `main` of a module. It runs as with `run_module.py MODULE ARGUMENT`: in its own
+session, on its own CPUs, with its own log. It ends when the fork server ends, and the fork server ends
+when the controller ends. No module may start a thread when it is imported, because only the forking
+thread exists in a fork. Linux only.
 
 `multiprocessing`'s fork server needs twice the memory and three times as long per program, skips modules
 that it cannot import, and runs the user's main module in each program.
@@ -57,12 +55,11 @@ _ENV_START, _ENV_END = 47, 48
 
 
 class ForkServer:
-    """A fork server. Use it only from one thread, which must live as long as the run."""
+    """Use it only from one thread, which must live as long as the run."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str, room: int):
-        """Start the process. `modules`: modules to import once. `environment`: environment variables of
-        all forks. `name`: name of the variable that has a different value in each fork. `room`: maximum
-        length of that value in bytes."""
+        """`modules`: to import once. `environment`: of all forks. `name`: environment variable that has
+        a different value in each fork. `room`: maximum length of that value in bytes."""
         self.modules = tuple(modules)
         self._codes: dict[int, int] = {}
         self._gone = False
@@ -81,13 +78,12 @@ class ForkServer:
             )
 
     def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> ForkedProgram:
-        """Start a program in a new fork. The first call waits until the modules are imported.
+        """The first call waits until the modules are imported.
 
-        `module`: name of the program's module. `argument`: the program's only command-line argument.
-        `name`: name of the program. It becomes the value of the environment variable whose name was
-        given to `__init__`. `cpus`: cpuset of the fork. `log`: file descriptor for the fork's output.
-        Raises HostError if the modules cannot be imported, and OSError if no more processes are
-        possible.
+        `module`: module of the program. `argument`: its only command-line argument. `name`: value of the
+        environment variable whose name was given to `__init__`. `cpus`: cpuset of the fork. `log`: file
+        descriptor for the fork's output. Raises HostError if the modules cannot be imported, and OSError
+        if no more processes are possible.
         """
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
@@ -106,27 +102,26 @@ class ForkServer:
         return ForkedProgram(self, answer["pid"])
 
     def code(self, pid: int) -> int | None:
-        """Return the exit code of a fork, as `subprocess.Popen` does; None while the fork is running."""
+        """Return the exit code as `subprocess.Popen` does; None while the fork is running."""
         with suppress(BlockingIOError, EOFError):
             while not self._gone:
                 self._receive(socket.MSG_DONTWAIT)
         return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
 
     def wait(self, pid: int) -> int:
-        """Wait until a fork has ended; return its exit code."""
+        """Return the exit code."""
         while (code := self.code(pid)) is None:
             self._await_message()
         return code
 
     def _await_message(self) -> None:
-        """Wait until a message can be received. The fork server is continued if somebody has stopped it:
-        a run could not be removed otherwise."""
+        """Continue the fork server if somebody has stopped it: a run could not be removed otherwise."""
         while not select.select([self._socket], [], [], _CONTINUE_SECONDS)[0]:
             self._process.send_signal(signal.SIGCONT)
 
     def _receive(self, flags: int) -> dict[str, Any]:
-        """Receive the next message. Raises EOFError if the fork server has ended, and BlockingIOError if
-        no message has arrived and `flags` forbid waiting."""
+        """Raises EOFError if the fork server has ended, and BlockingIOError if no message has arrived
+        and `flags` forbid waiting."""
         try:
             data = self._socket.recv(_MESSAGE_BYTES, flags)
         except ConnectionResetError:
@@ -143,7 +138,7 @@ class ForkServer:
         return message
 
     def close(self) -> None:
-        """Kill the fork server and all its forks. Further calls do nothing."""
+        """Forks are killed, too. Further calls do nothing."""
         self._process.kill()
         self._process.wait()
         with suppress(EOFError, BlockingIOError):
@@ -155,23 +150,21 @@ class ForkServer:
 
 
 class ForkedProgram(psutil.Process):
-    """A forked program, with the interface of `psutil.Popen`."""
+    """Has the interface of `psutil.Popen`."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         super().__init__(pid)  # the process exists, perhaps as a zombie: only the fork server reaps it
         self._server = server
 
     def poll(self) -> int | None:
-        """Return the program's exit code; None while the program is running."""
         return self._server.code(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the program has ended; return its exit code. `timeout` is ignored, because callers
-        end the program before they wait."""
+        """`timeout` is ignored, because callers end the program before they wait."""
         return self._server.wait(self.pid)
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal. If the program has ended, do nothing, like `Popen`."""
+        """If the program has ended, do nothing, like `Popen`."""
         with suppress(psutil.NoSuchProcess):
             super().send_signal(sig)
 
@@ -190,9 +183,8 @@ def main() -> None:
 
 
 def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
-    """Carry out orders until the controller ends, or until SIGTERM was received and all forks have
-    ended. In a fork, return the order that the fork has to carry out. In the fork server, return
-    None."""
+    """End with the controller, or when SIGTERM was received and all forks have ended. In a fork, return
+    the order that the fork has to carry out. In the fork server, return None."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -244,8 +236,8 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
 
 
 def _ended_forks(living: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield the forks that have ended, with their exit codes. A fork is reaped only when the controller
-    knows that the fork has ended. Until then, no other process can get the fork's id."""
+    """Yield process and exit code. A fork is reaped only when the controller knows that it has ended.
+    Until then, no other process can get the fork's id."""
     for pid in living:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is not None:
@@ -268,7 +260,7 @@ def _become(order: Mapping[str, Any], log: int, parent: int, variable: str) -> N
 
 
 def _rename(variable: str, name: str) -> None:
-    """Set an environment variable so that other processes see the new value, too."""
+    """Other processes see the new value, too."""
     os.environ[variable] = name
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

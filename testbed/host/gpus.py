@@ -11,14 +11,11 @@ from typing import Any
 CUDA = 13, 0
 """CUDA version of PyTorch in the image for GPUs (images/libraries-cuda)."""
 MPS = "mps"
-"""Name of MPS as a component of a run."""
 MPS_CLIENTS = 48
-"""Maximum number of MPS clients per GPU."""
 _MPS_CAPABILITY = 7, 0
-"""Lowest compute capability (Volta) of a GPU whose clients MPS can limit."""
+"""Volta: the lowest at which MPS can limit a GPU's clients."""
 _HOOK = "nvidia-container-runtime-hook"
-"""Program of the NVIDIA Container Toolkit. An engine that finds this program accepts requests for
-GPUs."""
+"""NVIDIA Container Toolkit. An engine that finds this program accepts requests for GPUs."""
 _TOOLKIT_FIX = (
     "install NVIDIA's package source (the container toolkit's installation guide), then sudo apt-get "
     "install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker && sudo "
@@ -28,8 +25,6 @@ _TOOLKIT_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Something that this host lacks to use GPUs, and the fix."""
-
     what: str
     fix: str
 
@@ -39,15 +34,11 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class HostGpu:
-    """A GPU of this host."""
-
     uuid: str
     name: str
-    """Product name."""
     memory: int
-    """Total memory in bytes."""
+    """Total bytes."""
     capability: tuple[int, int]
-    """CUDA compute capability."""
 
     @property
     def shares(self) -> bool:
@@ -57,22 +48,19 @@ class HostGpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """GPUs of this host, and what is missing to use them."""
-
     found: tuple[HostGpu, ...] = ()
     """GPUs that are not divided by MIG."""
     lack: Lack | None = None
-    """Reason why containers cannot use a GPU; None if containers can use a GPU."""
+    """None if containers can use a GPU."""
     lack_of_mps: Lack | None = None
-    """Reason why a GPU cannot be shared with limits; None if a GPU can be shared with limits."""
+    """None if a GPU can be shared with limits."""
 
 
 NOT_LOOKED_FOR = Gpus(lack=Lack("GPUs were not looked for", "look for them"))
 
 
 def survey(engine: Mapping[str, Any], nvml: Any = None) -> Gpus:
-    """Return this host's GPUs, and whether containers of the engine described by `engine` (`docker
-    info`) can use them. `nvml`: the module pynvml, or a replacement for tests."""
+    """`engine`: from `docker info`. `nvml`: the module pynvml, or a replacement for tests."""
     nvml = nvml or _nvml()
     try:
         nvml.nvmlInit()
@@ -122,8 +110,7 @@ def _no_driver(nvml: Any, error: Exception) -> Lack:
 
 
 def _lack_of_mps(driver: str) -> Lack | None:
-    """Return what is missing for MPS on this host, with the fix; None if nothing is missing. The
-    container toolkit mounts MPS's programs from the host into containers."""
+    """The container toolkit mounts MPS's programs from the host into containers."""
     if shutil.which("nvidia-cuda-mps-control") and shutil.which("nvidia-cuda-mps-server"):
         return None
     major = driver.partition(".")[0]
@@ -134,15 +121,14 @@ def _lack_of_mps(driver: str) -> Lack | None:
 
 
 def _has_toolkit(engine: Mapping[str, Any]) -> bool:
-    """Whether the engine accepts requests for GPUs: by CDI, by a runtime, or by the toolkit's hook."""
+    """Look for CDI, a runtime, and the toolkit's hook."""
     devices = engine.get("DiscoveredDevices") or ()
     cdi = any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices)
     return cdi or "nvidia" in (engine.get("Runtimes") or {}) or shutil.which(_HOOK) is not None
 
 
 def _undivided_gpus(nvml: Any) -> Iterator[HostGpu]:
-    """Yield the GPUs that are not divided by MIG. Divided GPUs are left out, because a process can use
-    only a part of a divided GPU."""
+    """A process can use only a part of a GPU that MIG divides."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not _is_divided(nvml, handle):
@@ -164,10 +150,8 @@ def _is_divided(nvml: Any, handle: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Use of a GPU by a process."""
-
     memory: int | None
-    """Used memory in bytes; None if NVML does not report it."""
+    """Used bytes; None if NVML does not report it."""
     mps: bool
     """Whether the process is a client of MPS."""
     sm: float | None
@@ -177,14 +161,12 @@ class Use:
 
 
 class GpuMeter:
-    """Meter of how much the processes of this host use some GPUs."""
-
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
-        """`uuids`: UUIDs of the GPUs to measure. `nvml`: the module pynvml, or a replacement for
-        tests. Raises OSError if NVML does not answer."""
+        """`uuids`: GPUs to measure. `nvml`: the module pynvml, or a replacement for tests. Raises
+        OSError if NVML does not answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
-        """Index of a GPU -> time of the GPU's latest sample, in µs on NVML's clock."""
+        """Index of a GPU -> time of its latest sample, in µs on NVML's clock."""
         try:
             nvml.nvmlInit()
             self._handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
@@ -192,8 +174,8 @@ class GpuMeter:
             raise OSError(f"NVML: {error}") from error
 
     def read(self) -> dict[int, Use]:
-        """Return process id -> use of a GPU. The ids are ids on this host, because the driver does not
-        know the ids that processes have in containers."""
+        """By process id on this host, because the driver does not know the ids that processes have in
+        containers."""
         found: dict[int, Use] = {}
         for index, handle in enumerate(self._handles):
             busy = self._busy(index, handle)
@@ -224,5 +206,4 @@ class GpuMeter:
         return {pid: sum(shares) / len(shares) for pid, shares in by_pid.items()}
 
     def close(self) -> None:
-        """Close NVML."""
         self._nvml.nvmlShutdown()

@@ -17,13 +17,10 @@ TRY_FIX = "sudo apt-get install iproute2 util-linux, then run 'testbed doctor' a
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of the kernel that links need, and a command that tests for it."""
-
     module: str
     trial: str
     """Shell command that succeeds only if the kernel has the feature."""
     purpose: str
-    """Purpose of the feature, in words."""
     needed: bool = True
     """Whether a link needs the feature even if only the link's rate is limited."""
     used: str = ""
@@ -56,14 +53,14 @@ FEATURES = (
 
 CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"
 _NET_ADMIN = 12
-"""Number of the capability CAP_NET_ADMIN (capabilities(7))."""
+"""CAP_NET_ADMIN (capabilities(7))."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
-    """Return the TCP congestion control for containers; None if this is not Linux. The result is CUBIC,
-    the default of Linux, if the kernel allows it outside the host's own network namespace. Otherwise the
-    result is Reno: every kernel allows Reno, and Reno is most similar to CUBIC.
+    """CUBIC, the default of Linux, if the kernel allows it outside the host's own network namespace;
+    otherwise Reno, which every kernel allows and which is most similar to CUBIC; None if this is not
+    Linux.
 
     Without this setting, containers would inherit the congestion control of the host. On a host with
     BBR, the loss of a link would have hardly any effect.
@@ -76,9 +73,8 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
-    """Return whether the kernel has `feature` (None if that cannot be tested), and the error or another
-    remark. If this user may not run the test, the result comes from the list of the kernel's modules,
-    and the remark says so."""
+    """Return None if that cannot be tested, and the error or another remark. If this user may not run
+    the test, the result comes from the list of the kernel's modules, and the remark says so."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # often not on a user's PATH
     for program in ("unshare", "tc", "ip"):
         if shutil.which(program, path=path) is None:
@@ -99,7 +95,7 @@ def supports(feature: Feature) -> tuple[bool | None, str]:
 
 
 def is_listed(module: str, modules: Path = Path("/lib/modules")) -> bool:
-    """Whether `module` is in the module lists that are installed with the running kernel."""
+    """Look at the module lists that are installed with the running kernel."""
     for name in ("modules.dep", "modules.builtin"):
         with suppress(OSError):
             lines = (modules / os.uname().release / name).read_text(encoding="utf-8").splitlines()
@@ -119,7 +115,7 @@ def may_change_networks(status: Path = Path("/proc/self/status")) -> bool:
 
 
 def _try(command: list[str], path: str) -> str | None:
-    """Run `command`; return None if it succeeds, else the last line of its errors."""
+    """Return the last line of the errors; None if `command` succeeds."""
     environment = {**os.environ, "PATH": path, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)

@@ -11,22 +11,19 @@ class Node:
     """One of several machines on which devices are placed."""
 
     id: str
-    """Id of the node in the Swarm."""
+    """Id in the Swarm."""
     name: str
     """Host name. A number is appended if several nodes have the same name."""
     cores: int
-    """Number of cores."""
     memory: int
-    """Total memory in bytes."""
+    """Total bytes."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that the Swarm's administrator has set."""
+    """Set by the Swarm's administrator."""
     engine: str = ""
-    """Version of the node's Docker engine; empty if unknown."""
+    """Version of Docker; empty if unknown."""
     core: float | None = None
-    """Speed of a core of the node, relative to a core of this machine; None if unknown. An unknown speed
-    is assumed to be 1."""
+    """Speed of a core, relative to a core of this machine. An unknown speed is assumed to be 1."""
     cpus: tuple[int, ...] = ()
-    """Numbers of the CPUs that a run may use; empty if unknown. Unknown numbers are assumed to count
-    from 0."""
+    """CPUs that a run may use; empty if unknown, and then assumed to count from 0."""
     here: bool = False
     """Whether the node is this machine, which runs broker and aggregator."""

@@ -23,30 +23,27 @@ _VARIABLES = (
     "OPENBLAS_CORETYPE",
     "OPENBLAS_L2_SIZE",
 )
-"""Environment variables by which users choose the kernels of NumPy and PyTorch."""
+"""Users choose the kernels of NumPy and PyTorch by them."""
 
 
 def chosen_kernels() -> dict[str, str]:
-    """Return the environment variables of this process that choose kernels."""
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 @functools.cache  # the search takes 2 ms
 def _libraries() -> ThreadpoolController:
-    """Return the loaded BLAS libraries."""
     return ThreadpoolController().select(user_api="blas")
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """Return a context in which NumPy's BLAS uses one thread. Several threads would share a sum, so that
-    its rounding would depend on the number of cores."""
+    """Several threads would share a sum, so that its rounding would depend on the number of cores."""
     limited: AbstractContextManager[object] = _libraries().limit(limits=1)
     return limited
 
 
 def blas() -> str:
-    """Return the name and version of NumPy's BLAS, and the processors that its kernels are for, such as
-    `openblas 0.3.31 (Haswell)`."""
+    """Name and version of NumPy's BLAS, and the processors that its kernels are for, such as `openblas
+    0.3.31 (Haswell)`."""
     # SciPy may have another one.
     found = sorted(_libraries().info(), key=lambda one: "numpy" not in one["filepath"])
     if not found:

@@ -21,8 +21,6 @@ _KERNEL_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class ProcessTime:
-    """CPU time of a process so far."""
-
     name: str
     parent: int
     """Id of the parent process."""
@@ -35,14 +33,14 @@ class CpuReading:
     """CPU times of all processes at one moment."""
 
     processes: Mapping[tuple[int, float], ProcessTime]
-    """Id and start time of a process -> its CPU time."""
+    """By id and start time of a process."""
     stolen: float = 0.0
     """CPU seconds that the hypervisor has given to other machines."""
     at: float = field(default_factory=time.monotonic)
 
 
 def read() -> CpuReading:
-    """Read the CPU times of all processes. Takes some hundredths of a second."""
+    """Takes some hundredths of a second."""
     processes = {}
     for process in psutil.process_iter(["name", "ppid", "create_time", "cpu_times"]):
         found = process.info
@@ -55,8 +53,8 @@ def read() -> CpuReading:
 def used_between(
     before: CpuReading, now: CpuReading, is_own: Callable[[int], bool] = lambda _: False
 ) -> dict[str, float]:
-    """Return the CPU seconds that each program used between two readings, largest first. `is_own`:
-    whether the process of an id is left out.
+    """Return the CPU seconds of each program, largest first. `is_own`: whether the process of an id is
+    left out.
 
     A process that has ended meanwhile counts for its parent, which inherits its CPU time.
     """
@@ -74,9 +72,9 @@ def used_between(
 
 
 def is_of_run(now: CpuReading, groups: Collection[str]) -> Callable[[int], bool]:
-    """Return the function `is_own` for a run of this process. Its processes are this one with all its
-    descendants, and those in control groups with a name in `groups`. Engines and threads of the kernel
-    work for the run, too."""
+    """Return the function `is_own`. A run has this process with all its descendants, and the processes
+    in control groups with a name in `groups`. Engines and threads of the kernel work for the run,
+    too."""
     found = {pid: one for (pid, _), one in now.processes.items()}
 
     def is_own(pid: int) -> bool:

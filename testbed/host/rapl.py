@@ -9,23 +9,20 @@ from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
 _ZONE = re.compile(r"intel-rapl:[0-9]+")
-"""Name of the folder of a processor. Parts of a processor, such as its memory, have longer names."""
+"""Folder of a processor. Parts of a processor, such as its memory, have longer names."""
 _MICROJOULES_PER_JOULE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class RaplSurvey:
-    """RAPL counters of a host."""
-
     readable: Mapping[str, Path]
-    """Name of each processor whose counter can be read, such as `package-0` -> its folder."""
+    """Name of each processor, such as `package-0` -> its folder."""
     unreadable: tuple[str, ...]
-    """Names of the processors whose counter exists, but may not be read by this user."""
+    """Processors whose counter exists, but may not be read by this user."""
 
 
 def survey(powercap: Path = POWERCAP) -> RaplSurvey:
-    """Find the RAPL counters below the folder `powercap`. On hosts without such counters, as on most
-    virtual machines, the result has none."""
+    """Most virtual machines have no counters."""
     readable: dict[str, Path] = {}
     unreadable: list[str] = []
     for folder in sorted(powercap.glob("intel-rapl:*")):
@@ -57,7 +54,7 @@ class RaplMeter:
         self._sum = 0
 
     def joules(self) -> float:
-        """Return the energy in joules since the meter was made. Raises OSError, ValueError."""
+        """Energy since the meter was made. Raises OSError, ValueError."""
         now = self._read()
         for before, after, size in zip(self._last, now, self._ranges, strict=True):
             self._sum += after - before if after >= before else after - before + size
@@ -69,7 +66,7 @@ class RaplMeter:
 
 
 def meter(powercap: Path = POWERCAP) -> RaplMeter | None:
-    """Return a meter of all processors of this host; None if not all of them can be read."""
+    """None if not all processors of this host can be read."""
     found = survey(powercap)
     if not found.readable or found.unreadable:
         return None

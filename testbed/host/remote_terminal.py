@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 
 def is_interactive() -> bool:
-    """Whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

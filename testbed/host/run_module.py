@@ -11,13 +11,11 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs `module` as a program. `module`: dotted name. For a package, the
-    command runs its module `__main__`."""
+    """`module`: dotted name. For a package, the command runs its module `__main__`."""
     return [sys.executable, "-P", __file__, module, *arguments]
 
 
 def main() -> None:
-    """Run the module that the arguments name."""
     import importlib.util  # here, because `command` does not need these modules
     import runpy
     from pathlib import Path

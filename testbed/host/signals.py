@@ -15,8 +15,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interrupting() -> Iterator[Callable[[], bool]]:
-    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP during the `with` block; yield a function
-    that returns whether a signal was received."""
+    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP; yield a function that returns whether a
+    signal was received."""
     received: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -47,15 +47,15 @@ def ignore() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT (Ctrl-C), SIGTERM and SIGHUP during the `with` block."""
+    """Ignore SIGINT (Ctrl-C), SIGTERM and SIGHUP."""
     with _handlers(signal.SIG_IGN, _ENDING):
         yield
 
 
 @contextmanager
 def interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Only record the first SIGINT, SIGTERM or SIGHUP during the `with` block; yield a function that
-    returns whether it was received. A second one raises KeyboardInterrupt: the block may hang."""
+    """Only record the first SIGINT, SIGTERM or SIGHUP; yield a function that returns whether it was
+    received. A second one raises KeyboardInterrupt: the block may hang."""
     received: list[int] = []
 
     def record(number: int, _frame: FrameType | None) -> None:
@@ -68,8 +68,8 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 
 def interrupt_at_end_of_input() -> None:
-    """Make this process receive SIGTERM when its standard input ends. Standard input ends when the
-    process at the other end closes the pipe, or when that process ends for any reason."""
+    """Standard input ends when the process at the other end closes the pipe, or when that process ends
+    for any reason. This process then receives SIGTERM."""
 
     def wait() -> None:
         with suppress(OSError):
@@ -81,8 +81,7 @@ def interrupt_at_end_of_input() -> None:
 
 
 def _not_ignored() -> list[signal.Signals]:
-    """Return the signals in `_ENDING` that this process does not ignore. A process that is started with
-    `nohup`, for example, ignores SIGHUP."""
+    """A process that is started with `nohup`, for example, ignores SIGHUP."""
     return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 

@@ -16,7 +16,7 @@ from typing import IO
 from testbed.errors import HostError
 
 _GRACE_SECONDS = 4.0
-"""Seconds between SIGTERM and SIGKILL. A program can use this time for its own cleanup."""
+"""Seconds between SIGTERM and SIGKILL, for a program's own cleanup."""
 
 
 class StoppedError(Exception):
@@ -30,15 +30,12 @@ def run(
     output: IO[bytes] | None = None,
     temporary: Path | None = None,
 ) -> None:
-    """Run `command` to its end.
-
-    The program runs in its own session, so Ctrl-C reaches only this process. After Ctrl-C, this process
-    ends the program and all its children. `stop`: event with which another thread can end the program.
-    `output`: file for standard output; None to show the output only in errors. `temporary`: folder for
-    the program's temporary files; None for the default folder. Use such a folder if the program leaves
-    temporary files behind when it is killed. Raises HostError with the last lines of the program's
-    output if the program fails, and StoppedError if `stop` was set.
-    """
+    """The program runs in its own session, so Ctrl-C reaches only this process. After Ctrl-C, this
+    process ends the program and all its children. `stop`: event with which another thread can end the
+    program. `output`: file for standard output; None to show the output only in errors. `temporary`:
+    folder for the program's temporary files, for a program that leaves them behind when it is killed.
+    Raises HostError with the last lines of the program's output if the program fails, and StoppedError
+    if `stop` was set."""
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -76,7 +73,6 @@ def end(process: subprocess.Popen[bytes], grace: float | None = None) -> None:
 
 
 def last_lines(log: IO[bytes], count: int = 15) -> str:
-    """Return the last `count` lines of a program's output, indented."""
     log.seek(0)
     lines = log.read().decode(errors="replace").rstrip().splitlines()
     return "\n".join(f"    {line}" for line in lines[-count:])

@@ -17,16 +17,16 @@ from testbed.host.nodes import Node
 NOT_A_MANAGER = "this machine's engine manages no Swarm"
 MAKE_ONE = "docker swarm init"
 LEAST_ENGINE = 20, 10
-"""Minimum engine version whose services can have capabilities."""
+"""Lowest version whose services can have capabilities."""
 
 
 def manages(info: Mapping[str, Any]) -> bool:
-    """Whether the engine described by `info` (`docker info`) is a manager of a working Swarm."""
+    """`info`: from `docker info`."""
     return bool(info.get("Swarm", {}).get("ControlAvailable"))
 
 
 def nodes(client: docker.DockerClient) -> list[Node]:
-    """Return the nodes that accept work now: first this machine, then the others by name. Raises
+    """Return those that accept work now: first this machine, then the others by name. Raises
     HostError."""
     try:
         info = client.info()
@@ -41,15 +41,13 @@ def nodes(client: docker.DockerClient) -> list[Node]:
 
 
 def local_nodes() -> list[Node]:
-    """Connect to this machine's engine; return the nodes of its Swarm that accept work now. Raises
-    HostError."""
+    """Return those that accept work now. Raises HostError."""
     with closing(docker_engine.connect()) as client:
         return nodes(client)
 
 
 def ready_nodes(found: list[dict[str, Any]], own: str) -> list[Node]:
-    """Return the nodes that accept work. `found`: nodes in the engine's format. `own`: id of this
-    node."""
+    """`found`: in the engine's format. `own`: id of this node."""
     ready = [
         Node(
             id=one["ID"],

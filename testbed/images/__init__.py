@@ -66,8 +66,7 @@ def ensure(
     cuda: bool = False,
     installed: threading.Event | None = None,
 ) -> Images:
-    """Return the images for this version of the code. Build missing images first, and report each of
-    these builds to `progress`.
+    """Build missing images, and report each build to `progress`.
 
     `own`: code and packages that the run adds. `cuda`: whether to build the images for devices with a
     GPU, too. `force`: whether to build all images again, with the newest packages. `installed`: set when

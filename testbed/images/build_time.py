@@ -11,12 +11,12 @@ from testbed import console
 from testbed.host import cache
 
 _FILE = "image-seconds.json"
-"""Name of the file in the cache with the seconds that the last build of each kind of image took."""
+"""Seconds that the last build of each kind of image took, in the cache."""
 
 
 class BuildTime:
-    """Estimate of the time left in a build. `str` returns the estimate as text, such as `about 90 s
-    left`. The text is empty if one of the images was never built on this host."""
+    """`str` returns the time left as text, such as `about 90 s left`. The text is empty if one of the
+    images was never built on this host."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._left = set(kinds)
@@ -26,8 +26,8 @@ class BuildTime:
         self._mark = time.monotonic()
 
     def record_built(self, kind: str) -> None:
-        """Record that an image of `kind` is finished. Its build time is the time since the previous
-        image was finished, or since the start of the build."""
+        """The build time is the time since the previous image was finished, or since the start of the
+        build."""
         now = time.monotonic()
         self._left.discard(kind)
         self._seconds[kind], self._mark = round(now - self._mark, 1), now

@@ -41,10 +41,9 @@ from testbed.images.tags import (
 )
 
 _BUILD_LABEL = "testbed.build"
-"""Label with a different value for each build. The label identifies the containers of an interrupted
-build."""
+"""Has a different value for each build, and so identifies the containers of an interrupted build."""
 _SCRATCH = "build-"
-"""Prefix of folder names for temporary files in the cache."""
+"""Folders for temporary files in the cache."""
 _DISCARD_TIMEOUT_SECONDS = 5.0
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architectures for which PyTorch has wheels: Docker's (and Debian's) name -> pip's name."""
@@ -52,7 +51,7 @@ Progress = Callable[[str], None]
 
 
 def missing_kinds(client: docker.DockerClient, tags: Tags) -> set[str]:
-    """Return the kinds of image to build: missing images, and missing parents of missing images."""
+    """Missing images, and missing parents of missing images."""
     found: set[str] = set()
     with_cuda = (agent_kind(tags, CUDA),) if f"agent{CUDA}" in tags else ()
     for used in (agent_kind(tags), *with_cuda, "broker"):
@@ -64,14 +63,12 @@ def missing_kinds(client: docker.DockerClient, tags: Tags) -> set[str]:
 
 
 def image_exists(client: docker.DockerClient, tag: str) -> bool:
-    """Return whether the engine has the image `tag`."""
     return bool(client.images.list(name=tag))
 
 
 @contextlib.contextmanager
 def build_lock() -> Iterator[None]:
-    """Hold the build lock during the `with` block. If two runs start at once, the second run waits for
-    the images of the first."""
+    """If two runs start at once, the second run waits for the images of the first."""
     cache.folder().mkdir(parents=True, exist_ok=True)
     with (cache.folder() / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -80,8 +77,8 @@ def build_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder for temporary files. The folder is in the cache, because /tmp may be in memory.
-    Leftovers of killed builds are removed first, so the caller must hold the build lock."""
+    """The folder is in the cache, because /tmp may be in memory. Leftovers of killed builds are removed
+    first, so the caller must hold the build lock."""
     for left in cache.folder().glob(f"{_SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
@@ -94,27 +91,23 @@ def scratch_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Builder of images. A parent is built before its children."""
+    """A parent is built before its children."""
 
     client: docker.DockerClient
-    """Client of the engine that builds."""
     tags: Tags
-    """Kind of image -> tag of the image. Parents come before their children."""
+    """Parents come before their children."""
     scratch: Path
     """Folder for temporary files."""
     progress: Progress
-    """Callback for progress lines."""
     expected: BuildTime
-    """Estimate of the time left."""
     own: ImageAdditions | None = None
-    """Code and packages that the run adds; None if the run adds nothing."""
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
     installed: threading.Event | None = None
     """Set when the Python packages of this host are installed; None if they are."""
 
     def build(self, kinds: set[str]) -> None:
-        """Build the images of `kinds`. Raises HostError, BadInputError."""
+        """Raises HostError, BadInputError."""
         names = ", ".join(kind for kind in self.tags if kind in kinds)
         self._report(f"Container images to build: {names}")
         architecture = self.client.version()["Arch"]
@@ -169,7 +162,6 @@ class Builder:
     def _fetch_wheels(
         self, kind: str, machine: str, stop: threading.Event, *, again: bool = False
     ) -> Path:
-        """Return the folder with the wheels of `libraries` or `libraries-cuda`."""
         requirements = FOLDER / kind / "requirements.txt"
         cuda = kind.endswith(CUDA)
         return wheels.fetch_wheels(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
@@ -188,16 +180,14 @@ class Builder:
     def _fetch_own_wheels(
         self, kind: str, own: ImageAdditions, machine: str, stop: threading.Event
     ) -> Path:
-        """Return the folder with the wheels of `requirements` or `requirements-cuda`, without the wheels
-        of the agents' libraries."""
+        """`kind`: `requirements` or `requirements-cuda`. The wheels of the agents' libraries are left
+        out."""
         ours = self._fetch_wheels(_libraries(kind), machine, stop)
         return wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
 
     def _context(self, kind: str, files: Mapping[str, Path]) -> Path:
-        """Write the tar archive from which the engine builds an image: the Dockerfile and `files`.
-
-        `files`: path in the archive -> path on this host.
-        """
+        """Write a tar archive of the Dockerfile and `files`: path in the archive -> path on this
+        host."""
         context = self.scratch / f"{kind}.tar"
         with tarfile.open(context, "w") as archive:
             dockerfile = build_files(FOLDER, kind)["Dockerfile"]
@@ -206,8 +196,7 @@ class Builder:
         return context
 
     def _base(self, architecture: str, stop: threading.Event) -> None:
-        """Make the base image from Debian's image. If no registry answers, bootstrap the base image from
-        Debian's packages."""
+        """Start from Debian's image. If no registry answers, bootstrap from Debian's packages."""
         packages = FOLDER / "base" / "packages.txt"
         if image_exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
@@ -222,7 +211,7 @@ class Builder:
             archive.unlink()
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
-        """Build one image. A build argument of the Dockerfile holds the tag of the image `parent`.
+        """A build argument of the Dockerfile holds the tag of the image `parent`.
 
         The argument is PARENT if `kind` is in `OWN`. For other kinds, the argument is named after the
         parent, such as LIBRARIES. The suffix `CUDA` is ignored in both cases.
@@ -246,18 +235,15 @@ class Builder:
         self._report(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
 
     def _report(self, text: str) -> None:
-        """Report `text`, followed by the remaining time if that time is known."""
         self.progress("; ".join(filter(None, (text, str(self.expected)))))
 
 
 def _libraries(kind: str) -> str:
-    """Return the kind of image with the agents' libraries that an image of `kind` is built on."""
     return f"libraries{CUDA}" if kind.endswith(CUDA) else "libraries"
 
 
 def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make root the owner of `entry`, and let all users read it. The result does not depend on the
-    user's umask at checkout."""
+    """The result does not depend on the user's umask at checkout."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
@@ -272,13 +258,10 @@ def engine_build(
     network: str | None = "none",
     dockerfile: str = "Dockerfile",
 ) -> None:
-    """Build `context` with the engine.
-
-    `network`: Docker's network mode for the build; None for the engine's default mode. By default a
+    """`network`: Docker's network mode for the build; None for the engine's default mode. By default a
     build has no network. If the Dockerfile labels its containers and layers with the build argument
     BUILD, a build that fails or is interrupted leaves no containers and no layers. Raises HostError with
-    the engine's last lines.
-    """
+    the engine's last lines."""
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)
     try:
@@ -305,7 +288,7 @@ def engine_build(
 
 
 def _discard(client: docker.DockerClient, token: str) -> None:
-    """Remove the containers and layers of an unfinished build, until none are left.
+    """Repeat until no container and no layer of the build is left.
 
     When the connection of a build is closed, the engine ends the build about a second later. The engine
     keeps the layers that the build has made.
@@ -325,7 +308,7 @@ def _discard(client: docker.DockerClient, token: str) -> None:
 
 
 def remove_untagged(client: docker.DockerClient, label: str, **filters: str) -> bool:
-    """Remove untagged layers with `label` that no container uses; return whether there were any.
+    """Layers that a container uses are kept. Return whether there were any.
 
     `filters`: further filters of the engine's prune command.
     """

@@ -15,7 +15,7 @@ from testbed.host.subprocesses import run
 
 SUITE = "bookworm"
 IMAGE = f"debian:{SUITE}-slim"
-"""Tag of Debian's official image, which is used if a registry answers."""
+"""Debian's official image, which is used if a registry answers."""
 
 OPTIONS = (
     # No apt: nothing is installed into the image later.
@@ -28,11 +28,11 @@ OPTIONS = (
 )
 _MEMORY = Path("/dev/shm")  # noqa: S108  (mmdebstrap makes a folder of its own there)
 _MEMORY_BYTES = 2 << 30
-"""Free memory in bytes with which the files are made in memory. They take less than 0.5 GB."""
+"""Free memory with which the files are made in memory. They take less than 0.5 GB."""
 
 
 def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event) -> Path:
-    """Make the tar archive of Debian's essential packages and `packages`; return its path.
+    """Return a tar archive of Debian's essential packages and `packages`.
 
     `architecture`: name of the architecture in Debian and Docker. Root is not needed, because mmdebstrap
     uses a user namespace, whose users must be able to reach the folder for its temporary files. Raises
@@ -53,8 +53,8 @@ def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: t
 
 
 def _folder_in_memory() -> Path | None:
-    """Return a folder in memory in which programs can be started; None if there is none with enough
-    space. On a disk, thousands of small files and their removal take as long as all else."""
+    """Programs can be started in it. None if there is none with enough space. On a disk, thousands of
+    small files and their removal take as long as all else."""
     try:
         found = os.statvfs(_MEMORY)
     except OSError:

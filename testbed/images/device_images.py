@@ -36,7 +36,6 @@ _CLIENT = "10001:10001"
 
 
 def additions(topology: Topology) -> ImageAdditions | None:
-    """Return what the topology's own code adds to the agents' image; None if it has no own code."""
     code = topology.user_code
     if code is None:
         return None
@@ -50,9 +49,7 @@ def group_images(
     progress: Progress,
     labels: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return device group -> tag of the group's own image. Build missing images.
-
-    Groups without their own image are left out.
+    """Return device group -> tag, for groups with an image of their own. Build missing images.
 
     `labels`: labels of the containers in which the images are checked. Raises BadInputError with all
     problems and their places. Raises HostError if the engine fails.
@@ -98,18 +95,14 @@ def _group_tag(
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Files that a user's image is built from: the folder of the image's Dockerfile."""
-
     dockerfile: Path
-    """Path of the Dockerfile."""
     files: tuple[str, ...]
-    """Paths of the files, relative to the folder."""
+    """Paths relative to the Dockerfile's folder."""
     digest: str
-    """Hash of the files' contents."""
 
     @classmethod
     def read(cls, dockerfile: Path) -> BuildContext:
-        """Read the folder, without the files that its .dockerignore names.
+        """Leave out the files that .dockerignore names.
 
         Raises BadInputError if the folder is too large, or contains something other than files and
         links.
@@ -144,14 +137,13 @@ class BuildContext:
         return cls(dockerfile, tuple(names), found.hexdigest())
 
     def tag(self, base: str) -> str:
-        """Return the tag of the image that is built on `base`."""
         made = hashlib.sha256(f"{base}\n{self.dockerfile.name}\n{self.digest}".encode())
         return f"testbed-{KIND}:{made.hexdigest()[:12]}"
 
 
 def _build(client: docker.DockerClient, context: BuildContext, base: str, progress: Progress) -> str:
-    """Build the user's image on top of `base` if it is missing. Raises BadInputError, with the engine's
-    last lines, if the build fails."""
+    """Build the image on top of `base` if it is missing. Raises BadInputError, with the engine's last
+    lines, if the build fails."""
     tag, folder = context.tag(base), str(context.dockerfile.parent)
     images.register_images({KIND: tag}, str(context.dockerfile))
     if images.image_exists(client, tag):
@@ -178,8 +170,8 @@ def _build(client: docker.DockerClient, context: BuildContext, base: str, progre
 
 
 def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
-    """Check the image `tag` in a container that is started from it. The check runs once per image and
-    version of the testbed. Raises BadInputError if the image cannot run a device."""
+    """Check the image in a container, once per image and version of the testbed. Raises BadInputError if
+    it cannot run a device."""
     image = client.images.get(tag)
     expected = image_check.digest(images.AGENTS)
     known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"

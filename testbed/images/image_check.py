@@ -15,7 +15,6 @@ PROGRAMS = ("ip", "tc")
 
 
 def digest(package: Path) -> str:
-    """Return the hash of the modules of a package."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         found.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")

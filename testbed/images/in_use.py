@@ -11,22 +11,18 @@ from testbed.host import cache
 from testbed.images.tags import FOLDER, Tags
 
 _REGISTER = "images-in-use"
-"""Name of a folder in the cache. The folder has one file per checkout, code or Dockerfile. Each file
-lists images in use."""
+"""Folder in the cache. It has one file per checkout, code or Dockerfile, which lists images in use."""
 
 
 def register_images(tags: Tags, own: str = "") -> None:
-    """Register `tags` as used by this checkout, or by the code or Dockerfile at the path `own`.
-
-    `prune` keeps registered images.
-    """
+    """`own`: path of code or Dockerfile; empty for this checkout."""
     name = hashlib.sha256(f"{FOLDER}{own}".encode()).hexdigest()[:12]
     entry = {"folder": own or str(FOLDER), "tags": [*tags.values()]}
     cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
 
 
 def registered_images() -> dict[str, str]:
-    """Return the images in use: tag -> path of the checkout, code or Dockerfile that uses it.
+    """Return tag -> path of the checkout, code or Dockerfile that uses it.
 
     Entries whose path no longer exists are left out.
     """

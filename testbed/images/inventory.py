@@ -19,8 +19,7 @@ from testbed.errors import HostError
 from testbed.host import docker_engine
 
 _OURS = re.compile(r"testbed-.*|.+/(testbed-[a-z-]+:[0-9a-f]{12})", re.DOTALL)
-"""Pattern of the tags of the testbed's images. A registry's name may come first, as in the tags that a
-Swarm's nodes pull."""
+"""A registry's name may come first, as in the tags that a Swarm's nodes pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +27,25 @@ class StoredImage:
     """One tag of one of the testbed's images."""
 
     image: str
-    """Tag of the image."""
     size: int
-    """Size in bytes, including layers shared with other images."""
+    """Bytes, including layers shared with other images."""
     alone: int
-    """Size in bytes of the layers that no other image shares."""
+    """Bytes of the layers that no other image shares."""
     user: str
-    """User of the image: `containers`, `this checkout`, or the path of the checkout, code or Dockerfile
-    that the image was built for. Empty if the image is unused."""
+    """`containers`, `this checkout`, or the path of the checkout, code or Dockerfile that the image was
+    built for. Empty if the image is unused."""
     is_kept: bool
-    """Whether `prune` always keeps the image, because a container uses the image, or because the image
-    belongs to this checkout and version."""
+    """Whether `prune` always keeps the image, because a container uses it, or because it belongs to this
+    checkout and version."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """Row of the printed table: column -> value."""
         sizes = {"size MB": round(self.size / 1e6), "of it alone MB": round(self.alone / 1e6)}
         return {"image": self.image, **sizes, "used by": self.user or "nobody"}
 
 
 def list_images(client: docker.DockerClient) -> list[StoredImage]:
-    """List the testbed's images, largest first. Raises HostError."""
+    """Largest first. Raises HostError."""
     here = set(images.current_tags(images.FOLDER, images.AGENTS).values())
     with _as_host_error("list the images"):
         found = client.df()["Images"] or []
@@ -62,7 +59,7 @@ def image_entries(
     registered: Mapping[str, str],
     in_containers: Collection[str],
 ) -> list[StoredImage]:
-    """Select the testbed's images from `found`, the engine's list of images with their disk usage.
+    """Select the testbed's images from the engine's list with disk usage.
 
     `here`: tags of this checkout. `registered`: tags in use -> path of their user. `in_containers`: ids
     of images that any container was started from.
@@ -82,11 +79,10 @@ def image_entries(
 
 
 def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[StoredImage], int]:
-    """Remove unused images of the testbed, and unused layers that are more than an hour old.
+    """Remove unused images, and unused layers that are more than an hour old.
 
     `everything`: whether to remove images of other checkouts, code and Dockerfiles, too. Images that a
-    container uses are kept. Returns the removed images and the number of bytes freed. Raises
-    HostError.
+    container uses are kept. Returns the removed images and the number of bytes freed. Raises HostError.
     """
     with _as_host_error("remove images"), images.build_lock():
         before = int(client.df()["LayersSize"])
@@ -96,8 +92,8 @@ def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[Stored
 
 
 def remove_images(client: docker.DockerClient, chosen: Sequence[StoredImage]) -> list[StoredImage]:
-    """Remove the `chosen` images, and return the removed images. Images that a container has begun to
-    use are kept. Raises one of `docker_engine.ERRORS`."""
+    """Return the removed images. Images that a container has begun to use are kept. Raises one of
+    `docker_engine.ERRORS`."""
     gone = []
     for one in chosen:
         with suppress(APIError):  # a container uses it by now
@@ -107,7 +103,6 @@ def remove_images(client: docker.DockerClient, chosen: Sequence[StoredImage]) ->
 
 
 def removable_images(found: Sequence[StoredImage], *, everything: bool) -> list[StoredImage]:
-    """Return the images that `prune` removes."""
     return [one for one in found if not one.is_kept and (everything or not one.user)]
 
 

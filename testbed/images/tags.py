@@ -20,10 +20,8 @@ from testbed.images import debian
 
 FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
-"""Label of every image and layer of the testbed. Its value is the kind of image: `base`, `libraries`,
-..."""
+"""The value is the kind of image: `base`, `libraries`, ..."""
 OWN = ("requirements", "code")
-"""Kinds of images that contain the packages and the code of a run."""
 CUDA = "-cuda"
 """Suffix of the kinds of images for devices with a GPU."""
 _PARENTS = {
@@ -44,38 +42,33 @@ Tags = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Tags of the images that a run starts containers from."""
+    """Images that a run starts containers from."""
 
     agent: str
-    """Image of clients and aggregator. It includes the run's own code, if the run has any."""
+    """Image of clients and aggregator, with the run's own code."""
     broker: str
-    """Image of the broker."""
     base: str
     """Image that the images of agents and broker are built on."""
     gpu: str = ""
     """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Device group -> tag of the group's own image (`testbed.images.device_images`). Groups without
-    their own image are left out."""
+    """Device group -> tag of the group's own image (`testbed.images.device_images`), if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageAdditions:
-    """Code and packages that a run adds to the agents' image."""
+    """Added to the agents' image by a run."""
 
     name: str
-    """Name of the code in the register of images in use. A newer entry replaces an older entry of the
-    same name."""
+    """Name in the register of images in use. A newer entry replaces an older entry of the same name."""
     digest: str
-    """Hash of the code."""
     copy: Callable[[Path], None]
-    """Function that writes the code into a folder."""
     requirements: tuple[str, ...] = ()
-    """Packages, in pip's notation."""
+    """In pip's notation."""
 
 
 def current_tags(folder: Path, sources: Path) -> dict[str, str]:
-    """Compute the tag of each image from the build inputs in `folder` and the package at `sources`."""
+    """`folder`: build inputs. `sources`: the package `agents`."""
     base = _tag("base", _inputs(folder / "base"), repr(debian.OPTIONS))
     libraries = _tag("libraries", _inputs(folder / "libraries"), base)
     agent = _tag("agent", _inputs(folder / "agent") | module_files(sources), libraries)
@@ -95,7 +88,7 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
 
 
 def build_files(folder: Path, kind: str) -> dict[str, Path]:
-    """Return the files that an image of `kind` is built from: file name -> path.
+    """Return file name -> path.
 
     An image with CUDA has the files of its kind without CUDA, too. If both kinds have a file of the same
     name, the file of the kind with CUDA is used.
@@ -105,7 +98,7 @@ def build_files(folder: Path, kind: str) -> dict[str, Path]:
 
 
 def added_tags(own: ImageAdditions, agent: str) -> dict[str, str]:
-    """Compute the tags of the images that `own` adds on top of `agent`."""
+    """Images on top of `agent`."""
     tags, parent = {}, agent
     if own.requirements:
         parent = tags["requirements"] = _tag(
@@ -116,8 +109,7 @@ def added_tags(own: ImageAdditions, agent: str) -> dict[str, str]:
 
 
 def agent_kind(tags: Tags, variant: str = "") -> str:
-    """Return the kind of image that clients and aggregator are started from. `variant`: `CUDA` for
-    clients with a GPU, otherwise empty."""
+    """Image of clients and aggregator. `variant`: `CUDA` for clients with a GPU, otherwise empty."""
     return f"code{variant}" if f"code{variant}" in tags else f"agent{variant}"
 
 
@@ -139,6 +131,5 @@ def _inputs(folder: Path) -> dict[str, Path]:
 
 
 def module_files(package: Path) -> dict[str, Path]:
-    """Return path in the image -> path on this host, for the modules of `package`. Byte code and other
-    files are left out."""
+    """Return path in the image -> path on this host. Byte code and other files are left out."""
     return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}

@@ -19,10 +19,9 @@ from testbed.images.tags import FOLDER
 from testbed.installing import torch_index
 
 CONSTRAINTS = FOLDER / "requirements" / "companions.txt"
-"""Versions of the companions of PyTorch, as constraints of pip."""
 _CUDA_LIBRARIES = (b"libtorch_cuda.so", b"libc10_cuda.so")
-"""Names of libraries in PyTorch's builds with CUDA. A compiled file that is linked to one of these
-libraries contains the name of the library."""
+"""Libraries in PyTorch's builds with CUDA. A compiled file that is linked to one of them contains its
+name."""
 _COMPILED = ".so"
 
 
@@ -36,8 +35,7 @@ def pinned_versions() -> dict[str, str]:
 
 def refusal(requirement: Requirement) -> str | None:
     """Return why `requirement` cannot be installed beside the PyTorch of the images, with what to write
-    instead; None if the package is neither torch nor a companion of torch, or if the pinned version
-    satisfies `requirement`."""
+    instead; None for other packages, and if the pinned version satisfies `requirement`."""
     pins = pinned_versions()
     name = canonicalize_name(requirement.name)
     if name not in pins:
@@ -54,8 +52,8 @@ def refusal(requirement: Requirement) -> str | None:
 
 
 def install_command(*requirements: str, again: bool = False) -> str:
-    """Return the command that installs `requirements` in this environment, without replacing PyTorch.
-    Companions of PyTorch get the version and the build that fit this environment's torch.
+    """Command for this environment that does not replace PyTorch. Companions of PyTorch get the version
+    and the build that fit this environment's torch.
 
     `again`: whether the packages are installed already, but in another build.
     """
@@ -71,8 +69,7 @@ def install_command(*requirements: str, again: bool = False) -> str:
 
 
 def cuda_wheels(wheels: Sequence[Path]) -> list[str]:
-    """Return the names and versions of the wheels with libraries that are linked to CUDA builds of
-    PyTorch."""
+    """Names and versions of the wheels with libraries that are linked to CUDA builds of PyTorch."""
     found = []
     for path in wheels:
         with zipfile.ZipFile(path) as wheel:
@@ -83,8 +80,8 @@ def cuda_wheels(wheels: Sequence[Path]) -> list[str]:
 
 
 def unfit_installed() -> dict[str, str]:
-    """Return the installed companions of PyTorch that need another version or build than the installed
-    PyTorch: name -> version."""
+    """Return name -> version of companions of PyTorch that need another version or build than the
+    installed PyTorch."""
     found = {}
     for name, version in pinned_versions().items():
         if name == "torch":
@@ -104,7 +101,7 @@ def unfit_installed() -> dict[str, str]:
 
 
 def cpu_wheels(wheels: Sequence[Path]) -> list[str]:
-    """Return the names and versions of the wheels with a version that ends with `+cpu`."""
+    """Names and versions of the wheels with a version that ends with `+cpu`."""
     named = (path.name.split("-")[:2] for path in wheels)
     return [f"{name} {version}" for name, version in named if _is_cpu_build(version)]
 

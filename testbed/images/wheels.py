@@ -41,7 +41,7 @@ def fetch_wheels(
     cuda: bool = False,
     again: bool = False,
 ) -> Path:
-    """Download the wheels for `requirements` on `machine` (such as `x86_64`); return their folder.
+    """`machine`: such as `x86_64`. Return the folder of the wheels.
 
     Wheels of an earlier download are reused unless `again` is true. Raises HostError if pip fails, if
     `cuda` is false and torch would bring CUDA libraries, or if `cuda` is true and torch would bring
@@ -77,7 +77,7 @@ def fetch_wheels(
 def fetch_more_wheels(
     requirements: Sequence[str], ours: Path, machine: str, scratch: Path, stop: threading.Event
 ) -> Path:
-    """Download the wheels for a user's `requirements`, unless the cache has them; return their folder.
+    """Return the folder of the wheels for a user's `requirements`, which may be in the cache.
 
     `ours`: folder with the agents' wheels. These wheels are not downloaded again, and pip must not
     choose other versions of the same packages. Raises BadInputError, with pip's last lines, if the
@@ -116,7 +116,7 @@ def fetch_more_wheels(
 def _refuse_other_builds(
     added: Sequence[Path], torch: str, index: torch_index.TorchSource | None
 ) -> None:
-    """Raise BadInputError if a wheel in `added` is for another build of PyTorch than `torch` (such as
+    """Raises BadInputError if a wheel is for another build of PyTorch than `torch` (such as
     `torch==2.13.0+cpu`). `index`: source of the wheels; None if `torch` is no CPU build."""
     if index is None:
         if cpu := torch_companions.cpu_wheels(added):
@@ -144,7 +144,7 @@ def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> 
 
 
 def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.Event) -> None:
-    """Add the content of `wheels` to `archive` as `site/`, except paths that match a glob in `trim`."""
+    """Leave out paths that match a glob in `trim`. In `archive`, the content is below `site/`."""
     unwanted = significant_lines(trim.read_text(encoding="utf-8"))
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as source:
@@ -157,7 +157,7 @@ def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.E
 
 
 def installed_path(name: str) -> str | None:
-    """Return the path of a wheel's member under site-packages; None for folders, scripts and other data.
+    """Path under site-packages; None for folders, scripts and other data.
 
     A wheel has the content of site-packages, and a `*.data` folder. The `*.data` folder has one folder
     per place of installation (Python packaging's binary distribution format).
@@ -180,12 +180,12 @@ def _copy(source: zipfile.ZipFile, entry: zipfile.ZipInfo, to: tarfile.TarFile, 
 
 
 def significant_lines(text: str) -> list[str]:
-    """Return the lines of `text` that are neither comments nor blank."""
+    """Lines that are neither comments nor blank."""
     return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
 
 
 def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
-    """Replace the pinned torch in `requirements` by the CPU build `torch` (such as `2.13.0+cpu`).
+    """Replace the pinned torch by the CPU build `torch` (such as `2.13.0+cpu`).
 
     `torch`: the version on this host. If `torch` is None or not a CPU build, nothing is replaced,
     because pip may not find a CPU build. Without the replacement, pip might choose a build with CUDA.
@@ -197,8 +197,8 @@ def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
 
 
 def platform_options(machine: str) -> list[str]:
-    """Return pip's options for wheels that run in the image. The options name the tags of older glibc
-    versions, too, because pip does not add these tags itself."""
+    """pip's options for wheels that run in the image. They name the tags of older glibc versions, too,
+    because pip does not add these tags itself."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]
@@ -206,12 +206,11 @@ def platform_options(machine: str) -> list[str]:
 
 
 def _cuda_packages(packages: Sequence[str]) -> list[str]:
-    """Return the names of packages or wheels that are CUDA libraries."""
     return sorted(name for name in packages if name.startswith(("nvidia", "cuda")))
 
 
 def require_cuda(wheels: Sequence[str]) -> None:
-    """Raise HostError if none of the wheels is a CUDA library."""
+    """Raises HostError if none of the wheels is a CUDA library."""
     if not _cuda_packages(wheels):
         raise HostError(
             "The torch that pip finds brings no CUDA libraries, but devices with a GPU need them: let "
@@ -221,7 +220,8 @@ def require_cuda(wheels: Sequence[str]) -> None:
 
 
 def refuse_cuda(packages: Sequence[str], reason: str) -> None:
-    """Raise HostError if one of the packages is a CUDA library. `reason`: why pip chooses that build."""
+    """Raises HostError if one of the packages is a CUDA library. `reason`: why pip chooses that
+    build."""
     if cuda := _cuda_packages(packages):
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "

@@ -71,8 +71,7 @@ def _options(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[
 
 
 def set_up(installer: Installer, constraints: Path | None, *, images: bool) -> None:
-    """Install the testbed into this environment, and compile what it uses. With `images`, container
-    images are built at the same time."""
+    """With `images`, container images are built at the same time."""
     torch = torch_index.source_for_host()
     print_line(f"  PyTorch: {torch.reason}")
     if images:
@@ -94,12 +93,12 @@ def set_up(installer: Installer, constraints: Path | None, *, images: bool) -> N
 
 
 def broker_pins(constraints: Path) -> Path:
-    """Return the file of pins for the broker in a folder of its own."""
+    """File of pins for the broker in a folder of its own."""
     return constraints.with_stem(f"{constraints.stem}-{BROKER}")
 
 
 def write_pins(constraints: Path) -> None:
-    """Write the newest versions of all packages into `constraints`, and into the broker's file."""
+    """The broker's file is written, too."""
     project = _project()
     python = project["requires-python"].removeprefix(">=")
     extras = project["optional-dependencies"]
@@ -114,8 +113,8 @@ def write_pins(constraints: Path) -> None:
 
 @contextmanager
 def _images(*, enabled: bool) -> Iterator[Callable[[], None]]:
-    """Build the images in the background; yield a function that says that the packages are installed.
-    The builder ends if this process ends."""
+    """Yield a function that says that the packages are installed. The builder ends if this process
+    ends."""
     if not enabled:
         yield lambda: None
         return
@@ -138,7 +137,7 @@ def _images(*, enabled: bool) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _compiling(groups: Sequence[str]) -> Iterator[None]:
-    """Import the modules of each group in a process of its own, which writes their byte code."""
+    """Each group is imported in a process of its own, which writes its byte code."""
     env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     commands = [[sys.executable, "-W", "ignore", "-c", f"import {one}"] for one in groups]
     processes = [subprocess.Popen(command, env=env) for command in commands]

@@ -25,7 +25,6 @@ def print_line(line: str) -> None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Say how long the `with` block took."""
     start = time.monotonic()
     yield
     print_line(f"  {name}: {time.monotonic() - start:.0f} s")
@@ -33,7 +32,7 @@ def phase(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Installer of packages. Both programs get the same arguments and install the same versions."""
+    """Both programs get the same arguments and install the same versions."""
 
     constraints: tuple[str, ...]
     """Options that name the file of pins; empty for the newest versions."""
@@ -43,11 +42,11 @@ class Installer:
     """Variables for uv."""
 
     def with_constraints(self, file: Path | None) -> Installer:
-        """Return the same installer with the pins in `file`; None for the newest versions."""
+        """`file`: pins; None for the newest versions."""
         return replace(self, constraints=("--constraint", str(file)) if file else ())
 
     def install(self, *arguments: str) -> None:
-        """Install what `arguments` of `pip install` name. Exits with pip's code if that fails."""
+        """Exits with pip's code if that fails."""
         arguments = (*self.constraints, *arguments)
         if self.uv:
             env = {**os.environ, **self.environment}
@@ -59,8 +58,8 @@ class Installer:
 
 
 def choose(program: str, constraints: Path | None) -> Installer:
-    """Return an installer with the pins in `constraints`, by uv, which is installed if it is missing, or
-    by pip: if `program` is `pip`, or if the user's settings of pip cannot be handed over to uv."""
+    """Take uv, which is installed if it is missing; or pip, if `program` is `pip`, or if the user's
+    settings of pip cannot be handed over to uv."""
     by_pip = Installer((), (), {}).with_constraints(constraints)
     if program == "pip":
         return by_pip
@@ -82,9 +81,8 @@ def choose(program: str, constraints: Path | None) -> Installer:
 
 
 def compile_pins(sources: Sequence[str], more: str, extras: Sequence[str], python: str) -> str:
-    """Return the newest version of each package that the files `sources` and the requirements `more`
-    need, with the `extras` of pyproject.toml, on any machine and in any Python from version `python` on.
-    """
+    """Newest version of each package that the files `sources` and the requirements `more` need, with the
+    `extras` of pyproject.toml, on any machine and in any Python from version `python` on."""
     settings = {key: one for key, one in pip_settings.effective().items() if key not in _LOCAL}
     given = uv.translate(settings)
     program = uv.find()

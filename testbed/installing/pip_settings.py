@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class PipSetting(NamedTuple):
-    """One setting of pip that is not empty."""
+    """A setting that is not empty."""
 
     place: str
     """Section of a configuration file, such as `global` or `install`, or `:env:`."""
@@ -26,7 +26,7 @@ class PipSetting(NamedTuple):
 
 
 def read() -> list[PipSetting]:
-    """Return the settings, sorted: the order of pip's list depends on its version."""
+    """Sorted: the order of pip's list depends on its version."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     found = []

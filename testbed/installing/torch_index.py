@@ -23,23 +23,20 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 """Files that exist if an NVIDIA driver is loaded, on Linux or on the Windows Subsystem for Linux."""
 _ANSWER_SECONDS = 3.0
-"""Time limit in seconds for the index's answer, including the look-up of the index's host name."""
+"""Limit for the index's answer, including the look-up of its host name."""
 _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
-"""Names of pip's settings for the sources of packages."""
+"""pip's settings for the sources of packages."""
 
 
 class TorchSource(NamedTuple):
-    """Source of PyTorch for pip."""
-
     options: tuple[str, ...]
-    """pip options that select the source; empty if pip's own settings decide."""
+    """pip options; empty if pip's own settings decide."""
     reason: str
-    """One line that says which build pip will install, and why this source was chosen."""
+    """One line that says which build pip will install, and why."""
 
 
 def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:
-    """Choose the source for this machine: CPU builds, unless this machine has an NVIDIA driver or does
-    not run Linux."""
+    """CPU builds, unless this machine has an NVIDIA driver or does not run Linux."""
     if sys.platform != "linux":
         return TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):
@@ -51,8 +48,8 @@ def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -
 
 
 def cpu_source(index: str = CPU_INDEX) -> TorchSource:
-    """Choose the CPU builds of `index`. If pip's own settings name a source of packages, or if the index
-    does not answer in time, pip's own settings decide."""
+    """If pip's own settings name a source of packages, or if the index does not answer in time, pip's
+    own settings decide."""
     if settings := ", ".join(one.name for one in pip_settings.read() if one.key in _SETTINGS):
         return TorchSource((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
     if (problem := _problem(index)) is None:
@@ -65,7 +62,7 @@ def cpu_source(index: str = CPU_INDEX) -> TorchSource:
 
 
 def _problem(index: str) -> str | None:
-    """Return why `index` does not list PyTorch's builds; None if the index lists the builds in time."""
+    """None if `index` lists PyTorch's builds in time."""
     problems: list[str | None] = []
 
     def ask() -> None:

@@ -22,7 +22,7 @@ _HARMLESS = {
     *("no-input", "no-python-version-warning", "no-warn-conflicts", "no-warn-script-location"),
     *("progress-bar", "quiet", "require-virtualenv", "root-user-action", "use-pep517", "verbose"),
 }
-"""pip's settings that do not change what is installed, or from where."""
+"""Settings of pip that do not change what is installed, or from where."""
 _FALSE = ("0", "f", "false", "n", "no", "off")
 _AS_VARIABLE = {
     "client-cert": "SSL_CLIENT_CERT",
@@ -41,12 +41,10 @@ _FLAGS = {"no-index": "--no-index", "pre": "--prerelease=allow", "no-cache-dir":
 
 
 class NotHandedOverError(Exception):
-    """A setting of pip that uv cannot be given. The text says which and why."""
+    """The text says which setting of pip uv cannot be given, and why."""
 
 
 class ForUv(NamedTuple):
-    """Settings of pip, as uv takes them."""
-
     options: tuple[str, ...]
     """Options of `uv pip install`."""
     environment: dict[str, str]
@@ -54,12 +52,12 @@ class ForUv(NamedTuple):
 
 
 def find() -> str | None:
-    """Return the path of uv, in PATH or in this environment; None if it is in neither."""
+    """Look in PATH and in this environment."""
     return shutil.which("uv") or shutil.which("uv", path=Path(sys.prefix, "bin"))
 
 
 def translate(settings: Mapping[str, PipSetting]) -> ForUv:
-    """Return `settings` as uv takes them. Raises NotHandedOverError."""
+    """Raises NotHandedOverError."""
     # pip takes the best version of all indexes; uv by default the best version of the first index that
     # has the package.
     options = ["--index-strategy=unsafe-best-match"]
@@ -91,8 +89,8 @@ def translate(settings: Mapping[str, PipSetting]) -> ForUv:
 
 
 def _certificates() -> dict[str, str]:
-    """Return the variables for the certificates that pip trusts without a setting: those of the system,
-    or of the variables of the library with which pip connects."""
+    """pip trusts these without a setting: the system's certificates, or those of the variables of the
+    library with which pip connects."""
     system = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}  # newer and older versions of uv
     bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
     return {**system, "SSL_CERT_FILE": bundle} if bundle and Path(bundle).is_file() else system
@@ -119,7 +117,7 @@ def _variable(setting: PipSetting) -> str:
 
 
 def _refuse_untrusted(settings: Mapping[str, PipSetting]) -> None:
-    """Raise NotHandedOverError if pip would ignore an index that is not encrypted."""
+    """Raises NotHandedOverError if pip would ignore an index that is not encrypted."""
     trusted = settings["trusted-host"].value.split() if "trusted-host" in settings else []
     for key in ("index-url", "extra-index-url", "find-links"):
         for address in settings[key].value.split() if key in settings else ():

@@ -27,29 +27,25 @@ from testbed.topology import units
 _CHUNK = 2**20
 _MAGIC = b"PK\x03\x04"
 _TIME = (1980, 1, 1, 0, 0, 0)
-"""Time of each file in the archive, so that the same files give the same archive."""
+"""Fixed, so that the same files give the same archive."""
 _MAX_DIRECTORY_BYTES = 128 * 2**20
-"""Maximum number of bytes that are read at once from an archive: those of its list of files."""
+"""Bytes that are read at once from an archive: those of its list of files."""
 _DIGITS = 12
-"""Number of digits of the index's hash in the name of the folder of an unpacked pack."""
+"""Digits of the index's hash in the name of the folder of an unpacked pack."""
 _FREE_BYTES = 256 * 2**20
 """Free bytes to leave on the disk."""
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError),
     *(NotImplementedError, RuntimeError, ValueError, OverflowError),
 )
-"""Errors of reading a damaged archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPack:
-    """An archive that was written."""
-
     path: Path
     bytes: int
-    """Size of the archive, in bytes."""
     sha256: str
-    """SHA-256 of the archive, in hexadecimal digits."""
+    """Hexadecimal digits."""
     index: PackIndex
 
 
@@ -60,11 +56,7 @@ def write(
     make_crate: Callable[[PackIndex], bytes],
     report: Callable[[str], object],
 ) -> WrittenPack:
-    """Write the pack to the file `to`, which appears when it is complete. Raises BadInputError if the
-    content is too large.
-
-    `make_index`: makes the index of the files. `make_crate`: makes the content of the file `CRATE`.
-    """
+    """The file `to` appears when it is complete. Raises BadInputError if the content is too large."""
     total = sum(
         len(one) if isinstance(one, bytes) else one.stat().st_size for one in contents.files.values()
     )
@@ -108,7 +100,7 @@ def _info(name: str) -> zipfile.ZipInfo:
 def _copied(
     source: IO[bytes], archive: zipfile.ZipFile, name: str, entries: dict[str, FileEntry]
 ) -> Iterator[int]:
-    """Copy `source` into the archive, and add the file to `entries`. Yield the size of each piece."""
+    """Add the file to `entries`, too. Yield the size of each piece."""
     digest, size = hashlib.sha256(), 0
     with archive.open(_info(name), "w", force_zip64=True) as target:
         while chunk := source.read(_CHUNK):
@@ -120,7 +112,7 @@ def _copied(
 
 
 def is_pack(path: Path) -> bool:
-    """Whether the file `path` is a zip file, as every pack is. False if it cannot be read."""
+    """Whether it is a zip file. False if it cannot be read."""
     try:
         with files.open_regular(path) as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -129,7 +121,7 @@ def is_pack(path: Path) -> bool:
 
 
 class _BoundedFile(io.BufferedReader):
-    """File that refuses to read very much at once: an archive may claim a huge list of files."""
+    """Refuses to read very much at once: an archive may claim a huge list of files."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_DIRECTORY_BYTES:
@@ -138,8 +130,8 @@ class _BoundedFile(io.BufferedReader):
 
 
 def unpack(path: Path, packs: Path, report: Callable[[str], object]) -> tuple[PackIndex, Path]:
-    """Unpack the archive `path` into a folder of its own in the folder `packs`, and return its index and
-    that folder. If the folder has been unpacked before, check that its files are unchanged.
+    """Return the pack's index, and its folder in `packs`. If it has been unpacked before, check that the
+    files are unchanged.
 
     Nothing is written outside that folder, and no more than the index says. The folder appears when all
     checksums have been checked. Raises BadInputError if the archive is damaged, or has a file that a
@@ -170,7 +162,7 @@ def unpack(path: Path, packs: Path, report: Callable[[str], object]) -> tuple[Pa
                 (folder / INDEX).write_bytes(content)
                 folder.rename(target)
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)  # not there any more if it was renamed
             return index, target
     except OSError as error:
         reason = error.strerror or str(error)
@@ -182,7 +174,7 @@ def unpack(path: Path, packs: Path, report: Callable[[str], object]) -> tuple[Pa
 
 
 def _read_index(archive: zipfile.ZipFile) -> bytes:
-    """Return the content of the index. Raises ValueError if there is none, or if it is too large."""
+    """Raises ValueError if there is none, or if it is too large."""
     try:
         info = archive.getinfo(INDEX)
     except KeyError:
@@ -197,7 +189,7 @@ def _read_index(archive: zipfile.ZipFile) -> bytes:
 
 
 def _check_entries(archive: zipfile.ZipFile, index: PackIndex) -> None:
-    """Raise ValueError unless the archive has exactly the files of the index, all of them regular."""
+    """Raises ValueError unless the archive has exactly the files of the index, all of them regular."""
     names = [info.orig_filename for info in archive.infolist()]
     if sorted(names) != sorted([INDEX, *index.files]):
         raise ValueError(f"its files are not those that {INDEX} lists")
@@ -233,7 +225,7 @@ def _extract(
 
 
 def _check_unpacked(index: PackIndex, folder: Path) -> None:
-    """Raise BadInputError if a file of the unpacked pack was changed."""
+    """Raises BadInputError if a file was changed."""
     for name, entry in index.files.items():
         try:
             same = sha256_of(folder / name) == entry.sha256
@@ -247,7 +239,7 @@ def _check_unpacked(index: PackIndex, folder: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file, in hexadecimal digits. Raises OSError."""
+    """SHA-256 of a regular file in hexadecimal digits. Raises OSError."""
     with files.open_regular(path) as file:
         digest = hashlib.sha256()
         while chunk := file.read(_CHUNK):

@@ -28,7 +28,7 @@ from testbed.topology.draw_settings import population_names
 from testbed.traits import is_simulated
 
 Part = Literal["models", "telemetry", "logs", "inputs", "data"]
-"""Part of a run that a pack leaves out by default."""
+"""Parts of a run that a pack leaves out by default."""
 _MAX_INDEX_BYTES = 256 * 2**20
 _MAX_MANIFEST_BYTES = 1 * 2**30
 _PRIVATE = ("controller",)
@@ -37,14 +37,12 @@ _PRIVATE = ("controller",)
 
 @dataclass(slots=True)
 class Contents:
-    """Files of a pack, and facts for its index."""
-
     kind: Literal["run", "sweep"]
     name: str
     """Id of the run, or name of the sweep."""
     runs: list[RunDirectory]
     runtime: str | None = None
-    """Runtime of all runs; None if they had different runtimes."""
+    """None if the runs had different runtimes."""
     files: dict[str, Path | bytes] = field(default_factory=dict)
     """Name in the archive -> file with the content, or the content itself."""
     left_out: list[str] = field(default_factory=list)
@@ -55,8 +53,7 @@ class Contents:
     """Path of a data file or folder that the topology names -> its name in the folder `DATA`."""
 
     def add(self, name: str, source: Path | bytes) -> None:
-        """Add a file. A path must be a regular file and no link. Otherwise it is left out, with a
-        remark."""
+        """A path must be a regular file and no link. Otherwise it is left out, with a remark."""
         if isinstance(source, Path) and not _is_regular(source):
             self.remarks.append(f"{source} is no regular file, and is left out")
             return
@@ -64,8 +61,7 @@ class Contents:
 
 
 def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
-    """Return the contents of a pack of one run. Raises BadInputError if the run is still executed, or if
-    its directory is damaged."""
+    """Raises BadInputError if the run is still executed, or if its directory is damaged."""
     _check_ended(directory)
     manifest = directory.read_manifest()
     runtime = _text(manifest.get("runtime"))
@@ -94,8 +90,8 @@ def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
 
 
 def of_sweep(folder: Path, parts: Sequence[Part]) -> Contents:
-    """Return the contents of a pack of a sweep and its finished runs. Raises BadInputError if the sweep
-    is still executed, or if its folder lacks the sweep's file."""
+    """The sweep with its finished runs. Raises BadInputError if the sweep is still executed, or if its
+    folder lacks the sweep's file."""
     kept.check_not_running(folder)
     own = folder / kept.FOLDER
     if not (own / SWEEP).is_file():
@@ -148,7 +144,7 @@ def _check_ended(directory: RunDirectory) -> None:
 
 
 def _initial_of(directory: RunDirectory) -> str:
-    """Return the path of `task.initial` in the run's topology; empty if it names none."""
+    """Path of `task.initial` in the run's topology; empty if it names none."""
     data = yamlfile.read(directory.topology).data
     task = data.get("task") if isinstance(data, dict) else None
     return str((task.get("initial") if isinstance(task, dict) else None) or "")
@@ -157,7 +153,7 @@ def _initial_of(directory: RunDirectory) -> str:
 def _add_records(
     contents: Contents, directory: RunDirectory, prefix: str, parts: Sequence[Part]
 ) -> None:
-    """Add manifest and records of a run, and the optional `parts`. Their names begin with `prefix`."""
+    """The names begin with `prefix`."""
     facts = files.from_json(files.read(directory.manifest, _MAX_MANIFEST_BYTES))
     facts = {key: value for key, value in facts.items() if key not in _PRIVATE}
     if isinstance(facts.get("host"), dict):
@@ -184,14 +180,14 @@ def _add_records(
 
 
 def _add_yaml(contents: Contents, path: Path, name: str, sources: _SourceFiles) -> None:
-    """Add a topology or sweep whose paths lead to files of the pack."""
+    """Make paths lead to files of the pack."""
     data = yamlfile.read(path).data
     text = yamlfile.write(paths.replace(data, sources.packed_name), str(path))
     contents.add(name, text.encode())
 
 
 def _add_folder(contents: Contents, folder: Path, name: str) -> None:
-    """Add all regular files in `folder`. Compiled Python files are left out."""
+    """Regular files only. Compiled Python files are left out."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(one for one in folders if one != "__pycache__")
         for one in sorted(names):
@@ -201,8 +197,6 @@ def _add_folder(contents: Contents, folder: Path, name: str) -> None:
 
 @dataclass(slots=True)
 class _SourceFiles:
-    """Files outside the run's directory that topologies name."""
-
     contents: Contents
     base: Path
     """Folder of the topology."""
@@ -212,8 +206,8 @@ class _SourceFiles:
     """Path on this machine -> name in the pack."""
 
     def packed_name(self, key: str, text: str) -> str | None:
-        """Add the file that a topology names with `key: text` to the pack. Return the file's name in the
-        pack. Return None if `text` is not the absolute path of a file."""
+        """Add the file that a topology names with `key: text`. Return None if `text` is not the absolute
+        path of a file."""
         if not text.startswith("/"):
             self._add_unpacked(key, text)
             return None
@@ -252,13 +246,13 @@ class _SourceFiles:
 
 
 def _free_name(name: str, taken: Any) -> str:
-    """Return `name`, or if it is in `taken`, `name` with a number."""
+    """`name`, or if it is in `taken`, with a number."""
     numbered = (f"{number}-{name}" if number else name for number in range(len(list(taken)) + 1))
     return next(one for one in numbered if one not in taken)
 
 
 def check_names(contents: Contents) -> None:
-    """Raise BadInputError if unpacking would refuse a name of a file."""
+    """Raises BadInputError if unpacking would refuse a name."""
     try:
         layout.check_names([layout.INDEX, layout.CRATE, *contents.files])
     except ValueError as error:
@@ -266,7 +260,7 @@ def check_names(contents: Contents) -> None:
 
 
 def _check_paths(contents: Contents) -> None:
-    """Raise BadInputError if unpacking would refuse a name of a file, or a path in a topology."""
+    """Raises BadInputError if unpacking would refuse a name of a file, or a path in a topology."""
     check_names(contents)
     for name in (TOPOLOGY, SWEEP):
         content = contents.files.get(name)

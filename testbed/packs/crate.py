@@ -20,7 +20,7 @@ _TYPES = {
     ".csv": "text/csv",
     ".py": "text/x-python",
 }
-"""Suffix of a file -> its media type. Other files have `application/octet-stream`."""
+"""Other files have `application/octet-stream`."""
 _DESCRIPTIONS = {
     "topology.yaml": "Topology: task, rule and devices",
     "sweep.yaml": "Sweep: what differs between the runs",
@@ -39,8 +39,7 @@ _ROOT = {"@id": "./"}
 
 
 def describe(index: PackIndex, created: float | None) -> bytes:
-    """Return the content of the crate's file for the files in `index`. `created`: Unix time, in seconds,
-    at which the newest run was made; None if it is unknown."""
+    """`created`: Unix time, in seconds, at which the newest run was made."""
     what = "A run" if index.kind == "run" else f"A sweep of {len(index.runs)} runs"
     command = "up" if index.kind == "run" else "sweep"
     listed: Mapping[str, FileEntry | None] = {**index.files, INDEX: None}
@@ -78,7 +77,6 @@ def describe(index: PackIndex, created: float | None) -> bytes:
 
 
 def _program(versions: Mapping[str, str], commit: str | None) -> dict[str, Any]:
-    """Return the description of the program that made the runs."""
     packages = [f"{name} {one}" for name, one in versions.items() if name != "processor"]
     return {
         "@id": _TESTBED,

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import Meta
 
 INDEX = "pack.json"
-"""Name of the file in the archive that has the index. It is the only file that the index does not
-list."""
+"""The only file that the index does not list."""
 CRATE = "ro-crate-metadata.json"
 TOPOLOGY = "topology.yaml"
 SWEEP = "sweep.yaml"
@@ -21,12 +20,12 @@ DATA = "data"
 FORMAT = 1
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_BYTES = 8 * 2**30
-"""Maximum size of all files together, in bytes, before compression."""
+"""Bytes of all files together, before compression."""
 MAX_FILES = 200_000
 _MAX_NAME = 1000
-"""Maximum length of a file's name, in characters."""
+"""Characters of a file's name."""
 _MAX_PART = 255
-"""Maximum length of one part of a file's name, in bytes, as in Linux."""
+"""Bytes of one part of a file's name, as in Linux."""
 
 _Size = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 _Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -34,53 +33,42 @@ _Text = Annotated[str, Meta(max_length=4096)]
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """A file in the archive."""
-
     bytes: _Size
-    """Size of the content, in bytes."""
     sha256: _Sha256
-    """SHA-256 of the content, in hexadecimal digits."""
+    """Hexadecimal digits."""
 
 
 class DataEntry(msgspec.Struct, frozen=True):
-    """A data file that the runs read."""
-
     dataset: _Text
-    """Name of the dataset."""
     path: Annotated[str, Meta(max_length=_MAX_NAME)]
     """Path relative to the data root, or to the folder `DATA` of the pack (`in_data_root`)."""
     in_data_root: bool
     """Whether the file is in the layout of a data root, and not a file that the topology names."""
     bytes: Annotated[int, Meta(ge=0)]
-    """Size of the content, in bytes."""
     sha256: _Sha256
-    """SHA-256 of the content, in hexadecimal digits."""
+    """Hexadecimal digits."""
 
 
 class PackIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `INDEX`."""
-
     format: Literal[1] = 1
-    """Version of the format of packs."""
     kind: Literal["run", "sweep"]
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     """Id of the run, or name of the sweep."""
     runtime: Annotated[str, Meta(max_length=50)] | None
-    """Runtime of the run, or of all runs of the sweep; None if the runs had different runtimes."""
+    """None if the runs had different runtimes."""
     versions: dict[str, _Text]
     """Package -> version that made the runs."""
     commit: _Text | None
-    """Commit of the program that made the runs; None if it is unknown."""
+    """Commit of the program that made the runs."""
     runs: list[Annotated[str, Meta(min_length=1, max_length=200)]]
-    """Ids of the runs."""
     left_out: list[_Text]
     """A sentence for each part of the runs that the pack does not have."""
     data: list[DataEntry]
-    """Data files of the runs that were found when the pack was made."""
+    """Data files that were found when the pack was made."""
     has_data: bool
     """Whether the pack has the files in `data`."""
     files: dict[str, FileEntry]
-    """Name -> file, for all files but the index."""
+    """Files by name, but for the index."""
 
 
 class _Format(msgspec.Struct):
@@ -88,13 +76,12 @@ class _Format(msgspec.Struct):
 
 
 def encode(index: PackIndex) -> bytes:
-    """Return the content of `INDEX`."""
     return msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
 
 
 def decode(content: bytes) -> PackIndex:
-    """Read the content of `INDEX`. Raises ValueError if it is not the index of a pack, or if it names
-    files that a pack may not have."""
+    """Raises ValueError if `content` is not the index of a pack, or if it names files that a pack may
+    not have."""
     version = msgspec.json.decode(content, type=_Format).format
     if version > FORMAT:
         raise ValueError("a newer version of the testbed made it: update the testbed")
@@ -115,8 +102,8 @@ def decode(content: bytes) -> PackIndex:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise ValueError if the files cannot be written into one folder: too many files, a name that leads
-    out of the folder, or names that are the same file on some machines."""
+    """Raises ValueError if the files cannot be written into one folder: too many files, a name that
+    leads out of the folder, or names that are the same file on some machines."""
     known: dict[str, str] = {}
     folders: dict[str, str] = {}
     for name in names:
@@ -135,7 +122,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError unless `name` is a relative path that stays in its folder."""
+    """Raises ValueError unless `name` is a relative path that stays in its folder."""
     parts = name.split("/")
     wrong = (
         len(name) > _MAX_NAME

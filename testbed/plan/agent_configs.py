@@ -60,7 +60,6 @@ CODE = "/opt/code"
 DEVICE_SET = "/testbed/devices.safetensors"
 START = "/testbed/start.safetensors"
 MPS_FOLDER = "/testbed/mps"
-"""Folder with the pipes of MPS, for devices that share a GPU."""
 DISK = "/testbed/disk"
 """Folder whose content is kept when a client restarts."""
 ROUTED_BROKER = "mqtt"
@@ -74,20 +73,14 @@ CLIENT_USER = 10001
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Everything that a runtime needs to know about a run."""
-
     directory: RunDirectory
-    """The run's directory."""
     topology: Topology
-    """The topology of the run."""
     plan: Plan
-    """The plan of the topology on this host."""
     samples: Mapping[str, int]
-    """Client -> number of the client's training samples."""
+    """Client -> number of training samples."""
     verbose: bool = False
-    """Whether clients log each round."""
     remarks: Sequence[str] = ()
-    """Sentences that are recorded as notes, one note per sentence."""
+    """Sentences that are recorded as notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +88,27 @@ class Places:
     """Addresses of the broker and paths of the files, as the processes of a runtime see them."""
 
     clients: tuple[str, int]
-    """Host and port of the broker for the clients."""
+    """Host and port of the broker, as for aggregator and router."""
     aggregator: tuple[str, int]
-    """Host and port of the broker for the aggregator."""
     router: tuple[str, int]
-    """Host and port of the broker for the router."""
     inits: tuple[str, int] = ("", 0)
-    """Path of the broker's Unix socket for the devices' inits, and a port that is not used. The path is
-    empty if devices have no init."""
+    """Path of the broker's Unix socket, and a port that is not used. The path is empty if devices have
+    no init."""
     certificate: str | None = None
-    """The broker's certificate for the clients, as PEM; None without TLS."""
+    """The broker's certificate as PEM; None without TLS."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """Device -> port that leads to the broker through the device's link; empty without a relay."""
     clock: str | None = None
     """Path of the file with the estimate of the aggregator's clock; None if the aggregator and the
     clients use the same clock."""
     are_files_mounted: bool = False
-    """Whether files are mounted in containers. If files are not mounted, processes use the host's
-    paths."""
+    """Whether files are mounted in containers. Otherwise processes use the host's paths."""
     are_paths_relative: bool = False
     """Whether paths are relative to the working directory of the process, as on a real device."""
     real: Places | None = None
     """Places of the real devices of the run; None if there is none."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
-        """Return host and port of the broker for `client`."""
         host, port = self.clients
         return host, self.ports.get(client, port)
 
@@ -129,7 +118,6 @@ class Places:
         return not self.are_files_mounted and not self.are_paths_relative
 
     def path(self, on_host: Path, in_container: str) -> str:
-        """Return the path of a file or folder as the processes see it."""
         if self.are_paths_relative:
             return Path(in_container).name
         return in_container if self.are_files_mounted else str(on_host)
@@ -142,8 +130,7 @@ MQTT_PORT, TLS_PORT = 1883, 8883
 
 
 def container_places(certificate: str | None) -> Places:
-    """Return the broker's addresses and the file paths that processes in containers use.
-    `certificate`: the broker's certificate, as PEM; None without TLS."""
+    """`certificate`: the broker's certificate, as PEM; None without TLS."""
     return Places(
         clients=(SERVER, MQTT_PORT if certificate is None else TLS_PORT),
         aggregator=(SERVER, MQTT_PORT),
@@ -155,8 +142,7 @@ def container_places(certificate: str | None) -> Places:
 
 
 def real_places(server: tuple[str, int], certificate: str) -> Places:
-    """Return the places of real devices. `server`: address and port at which they reach the broker.
-    `certificate`: the broker's certificate, as PEM."""
+    """`server`: address and port at which real devices reach the broker. `certificate`: as PEM."""
     return Places(
         clients=server,
         aggregator=server,
@@ -169,21 +155,19 @@ def real_places(server: tuple[str, int], certificate: str) -> Places:
 
 
 def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
-    """Return the files to send to a device on another host: path in the container -> path on this
-    host."""
+    """Return path in the container -> path on this host."""
     weights = initial_model(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
 
 
 def init_name(device: str) -> str:
-    """Return the name of the configuration of a device's init. The configuration of the device's client
-    has the device's name."""
+    """Name of the configuration of a device's init. That of the device's client has the device's
+    name."""
     return f"{device}.init"
 
 
 def broker_limits(topology: Topology) -> BrokerLimits:
-    """Compute the limits of the broker from the size of the model and the number of devices."""
     devices, secure = len(topology.device_names), topology.secure
     beside, hostile = 0.0, 1
     if secure is not None:  # shares for each client, for every update that may be in flight
@@ -216,14 +200,13 @@ def keeps_models(topology: Topology, plan: Plan) -> bool:
 
 
 def update_steps(topology: Topology, plan: Plan) -> list[Named]:
-    """Return the pipeline steps of this run: one step of each kind that any device has."""
+    """Return one step of each kind that any device has."""
     own = {step.name: step for device in plan.devices for step in device.steps}
     return pipeline.sort_steps([*own.values(), *topology.update_steps])
 
 
 def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
-    """Return the initial state and the frozen parameters with which the processes of a run build the
-    model. Paths are paths on the host."""
+    """Initial state and frozen parameters. Paths are paths on the host."""
     weights = str(directory.start) if directory.start.is_file() else None
     return InitialModel(weights, topology.task.frozen)
 
@@ -240,10 +223,7 @@ def importance(spec: RunSpec) -> dict[str, float]:
 
 
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
-    """Write the configurations of the aggregator, and of every client and device init.
-
-    The files contain passwords, so they are in the folder `work/`, which other users cannot read.
-    """
+    """The files contain passwords, so they are in the folder `work/`, which other users cannot read."""
     file = spec.directory.config
     spec.directory.state.mkdir(mode=0o700, exist_ok=True)
     spec.directory.aggregator_state.mkdir(exist_ok=True)
@@ -277,7 +257,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
 
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
-    """Write the router's configuration. `addresses`: device -> IP address."""
+    """`addresses`: device -> IP address."""
     dump(
         router_config(spec, account.at(*places.router), places, addresses), spec.directory.config(ROUTER)
     )
@@ -327,12 +307,12 @@ def longest_silence(model: int, rate: float) -> float:
 
 
 def model_bytes(topology: Topology) -> int:
-    """Return the size of a model that is sent to a client, in bytes, without its header."""
+    """Size of a model that is sent to a client, in bytes, without its header."""
     return 4 * (model_check.check(topology) + own_elements(topology)[0])
 
 
 def keepalive(task: Task) -> float:
-    """Return the keep-alive of clients that train `task`, in seconds of device time."""
+    """Keep-alive in seconds of device time."""
     return FIT_KEEPALIVE if task.fits else KEEPALIVE
 
 
@@ -437,8 +417,6 @@ def _torch_device(spec: RunSpec, device: PlannedDevice) -> Literal["cpu", "cuda"
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:
-    """Return the folder from which a process imports the user's own code; None if there is no such
-    code."""
     return None if spec.topology.user_code is None else places.path(spec.directory.code, CODE)
 
 
@@ -476,8 +454,7 @@ def _device(
 
 
 def _on_real_device(init: DeviceConfig, device: PlannedDevice, places: Places) -> DeviceConfig:
-    """Return the configuration `init` for a real device, where nothing is isolated. The controller
-    measures its link."""
+    """Nothing is isolated on a real device, and the controller measures its link."""
     return replace(
         init,
         broker=replace(init.broker, certificate=places.certificate),

@@ -81,6 +81,7 @@ def plan(
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
+    # On this host, they are raised with further problems, so that the user sees all at once.
     if problems and (found.simulated or found.many_hosts):
         raise topology.source.error(problems)
     if found.simulated:
@@ -100,8 +101,7 @@ def _on_host(
     reserved: int,
     problems: list[Problem],
 ) -> Plan:
-    """Assign the cores of this host to the plan. `problems`: problems found so far. Raises BadInputError
-    with all problems, if there are any."""
+    """`problems`: problems found so far. Raises BadInputError with all problems, if there are any."""
     found, oversubscribe = made.traits, made.is_oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
@@ -155,8 +155,7 @@ def _on_nodes(
     groups: Sequence[PlannedDevice],
     reserved: int,
 ) -> Plan:
-    """Place the devices of the plan on the nodes of `host`. Raises BadInputError if the nodes cannot run
-    the devices."""
+    """Raises BadInputError if the nodes cannot run the devices."""
     found, source, oversubscribe = made.traits, topology.source, made.is_oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
@@ -234,15 +233,14 @@ def _requests(
 
 
 def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> PlannedDevice:
-    """Return `device` with the CPU share and the cores that the device has on `node`."""
     by_node = catalog.cpu.get(device.name) or catalog.cpu.get(device.group, {})
     cpu = by_node.get(node.id, device.cpu)
     return replace(device, cpu=cpu, cores=cpuset(node.devices), core_speed=node.core or 1.0)
 
 
 def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> float:
-    """Return the topology's dilation. If the topology's dilation is `auto`, return the lowest dilation
-    with which the devices fit on `capacity` cores.
+    """Return the topology's dilation; for `auto`, the lowest with which the devices fit on `capacity`
+    cores.
 
     `cpu`: CPU share of a device of each group.
     """
@@ -279,13 +277,9 @@ def _groups(
 def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
     """Return, for each group, the memory limit of one device in bytes.
 
-    The limit comes from the topology. If the topology gives none, the limit is the memory of the group's
-    profile, or a default if the group has no profile. `free`: bytes for all devices together; None if
-    there is no bound.
-
-    If `free` is too small, limits that come from profiles are lowered to a common value. With the common
-    value, these limits fit into the bytes that the other devices leave. The common value is at least the
-    default of a device without a profile.
+    `free`: bytes for all devices together; None if there is no bound. If `free` is too small, limits
+    that come from profiles are lowered to a common value, with which they fit into the bytes that the
+    other devices leave. The common value is at least the default of a device without a profile.
     """
     own, given = [], 0
     for group in topology.devices:
@@ -303,21 +297,20 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
 
 
 def _server(topology: Topology) -> tuple[str, int] | None:
-    """Return address and port at which real devices reach the broker; None without real devices."""
+    """Address and port at which real devices reach the broker; None without real devices."""
     address, is_real = topology.server.address, any(group.is_real for group in topology.devices)
     return None if address is None or not is_real else (address, topology.server.port)
 
 
 def _limit_of(group: DeviceGroup) -> int:
-    """Return the memory limit in bytes of a device without a profile; 0 for a real device."""
+    """Memory limit in bytes of a device without a profile; 0 for a real device."""
     return 0 if group.is_real else group.memory or group.default_memory
 
 
 def _measured_cpu(
     groups: Sequence[PlannedDevice], topology: Topology, runtime: Traits
 ) -> dict[str, float]:
-    """Return group -> CPU share that was computed from the group's profile on this host. Empty if the
-    runtime uses several machines."""
+    """Return group -> CPU share. Empty if the runtime uses several machines."""
     if runtime.many_hosts:
         return {}
     return {

@@ -24,32 +24,30 @@ if TYPE_CHECKING:
     from testbed.plan.rounds import Round
 
 _MAX_NAMED = 4
-"""Maximum number of devices that a sentence names."""
 _MAX_STEPS = 20_000
-"""Maximum number of changes of the charger's power to look at for one estimate."""
+"""Changes of the charger's power to look at for one estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatteryLife:
-    """Expected power of a device, and times until its battery is too low. Times are device times in
-    seconds from the start of the run. They are infinite if the battery does not get too low, and if a
-    changing charger was looked at for as long as possible without a power-off."""
+    """Times are device times in seconds from the start of the run. They are infinite if the battery does
+    not get too low, and if a changing charger was looked at for as long as possible without a
+    power-off."""
 
     idle_power: float
-    """Power in watts without work."""
+    """Watts without work."""
     working_power: float | None
-    """Mean power in watts while the device trains round after round; None if its round is unknown."""
+    """Mean watts while the device trains round after round; None if its round is unknown."""
     idle: float | None
     """Time of the first power-off without work; None without a battery."""
     working: float | None
-    """Time of the first power-off if the device trains round after round; None without a battery, and if
-    the power is unknown."""
+    """Time of the first power-off if the device trains round after round; None also if the power is
+    unknown."""
     returns: bool
     """Whether the charger charges the device again after a power-off. True without a battery."""
 
 
 def lives(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, BatteryLife]:
-    """Return the estimate of each device whose energy is counted."""
     found: dict[str, BatteryLife] = {}
     known: dict[tuple[int, float | None, float | None], BatteryLife] = {}
     for device in plan.devices:
@@ -64,8 +62,7 @@ def lives(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, BatteryLife]:
 
 
 def _work(device: PlannedDevice, energy: EnergyConfig, one: Round) -> float | None:
-    """Return the mean power in watts of computing and transferring, in addition to the idle power; None
-    if the round is unknown."""
+    """Mean power in watts in addition to the idle power; None if the round is unknown."""
     if one.lacks:
         return None
     if not 0 < one.seconds < math.inf:
@@ -89,8 +86,8 @@ def _life(energy: EnergyConfig, cpu: float | None, work: float | None) -> Batter
 
 
 def _first_power_off(account: EnergyAccount, work: float) -> float:
-    """Return the time of the first power-off in seconds, if the device always draws `work` watts in
-    addition to its idle power; infinity if there is none. `account` is advanced."""
+    """Return the time in seconds, if the device always draws `work` watts in addition to its idle power;
+    infinity if there is none. `account` is advanced."""
     power = microwatts(work)
     at: Nanoseconds = 0
     for _ in range(_MAX_STEPS):
@@ -105,7 +102,7 @@ def _first_power_off(account: EnergyAccount, work: float) -> float:
 
 
 def device_columns(found: Mapping[str, BatteryLife]) -> dict[str, dict[str, float | None]]:
-    """Return the columns of each device for programs: powers in watts, times in seconds."""
+    """For programs: powers in watts, times in seconds."""
     return {
         name: {
             "idle_w": one.idle_power,
@@ -122,9 +119,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def group_columns(found: Mapping[str, BatteryLife], names: Sequence[str]) -> dict[str, str | None]:
-    """Return the columns of a group of the devices `names`, for people. They are `power` (idle to
-    working), `battery idle` and `battery working`. Columns that no device of the plan has are left
-    out."""
+    """For people: `power` (idle to working), `battery idle` and `battery working`. Columns that no
+    device of the plan has are left out."""
     if not found:
         return {}
     own = [found[name] for name in names if name in found]
@@ -190,7 +186,6 @@ def _within(time: float | None, limit: float) -> bool:
 
 
 def _charged(topology: Topology) -> Iterator[str]:
-    """Yield the devices that the scenario charges, or whose battery it sets."""
     by_group = scenario.devices_by_group(topology.devices)
     for entry in topology.scenario:
         if entry.acts_on_battery and entry.verb != "unplug":

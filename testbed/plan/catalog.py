@@ -28,14 +28,13 @@ from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
 HERE = ""
-"""Id of this host in `Catalog.cpu` if this host is the only machine."""
+"""Id of this host if it is the only machine."""
 _WORDS = {
     "convolution": "convolutions",
     "depthwise": "depthwise convolutions",
     "matrix": "matrix products",
     "memory": "memory traffic",
 }
-"""Kind of work -> its name in messages."""
 _SMALL_S = 1e-3
 """Threshold for the time of the work in a step, in seconds. In a shorter step, calling the operations
 takes longer than the work itself (docs/evidence/profiles.md)."""
@@ -43,34 +42,27 @@ takes longer than the work itself (docs/evidence/profiles.md)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """Everything that a plan uses in addition to topology and host."""
-
     profiles: Profiles = field(default_factory=Profiles)
-    """Device profiles and link classes."""
     traces: Mapping[str, tuple[LinkSeries, ...]] = field(default_factory=dict)
-    """Device group -> its link traces. Groups without traces are left out."""
+    """Device group -> its link traces, if it has any."""
     chargers: Mapping[str, ChargerConfig] = field(default_factory=dict)
-    """Device group -> content of its charger's trace. Groups without such a trace are left out."""
+    """Device group -> content of its charger's trace, if it has one."""
     background: Mapping[TracedTraffic, tuple[LinkSeries, ...]] = field(default_factory=dict)
-    """Traced background traffic of segments -> content of its files."""
     measured: Measurements = field(default_factory=Measurements)
     """Measurements that are stored next to the topology, for example in the directory of an earlier run.
-    These measurements are used instead of new ones."""
+    They are used instead of new ones."""
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Device group -> machine's id -> CPU share that follows from the group's profile, in cores."""
+    """Device group -> machine's id -> CPU share in cores that follows from the group's profile."""
     cpu_notes: tuple[str, ...] = ()
-    """Sentences on how the shares in `cpu` were computed."""
     model: int = 0
     """Size of the task's model in bytes."""
 
     def profile(self, name: str | None) -> DeviceProfile | None:
-        """Return the device profile `name`; None if `name` is None, or if no profile of that name was
-        read."""
         return self.profiles.devices.get(name or "")
 
     def link(self, link: LinkSettings | None) -> config.AccessLink | None:
-        """Return a group's `link` at the start of the run, without the link's trace; None if the group
-        has no link. Values that the topology leaves out come from the link class."""
+        """Return a group's `link` at the start of the run, without its trace. Values that the topology
+        leaves out come from the link class."""
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)
@@ -83,7 +75,6 @@ class Catalog:
         )
 
     def used_profiles(self, topology: Topology) -> Profiles:
-        """Return the profiles and link classes that `topology` names."""
         devices = {group.profile for group in topology.devices}
         links = {group.link.kind for group in topology.devices if group.link is not None}
         return Profiles(
@@ -141,8 +132,7 @@ def read(topology: Topology) -> Catalog:
 def _read_background(
     segment: SegmentSettings, folder: Path
 ) -> dict[TracedTraffic, tuple[LinkSeries, ...]]:
-    """Read the files of the segment's traced traffic, relative to `folder`. Raises OSError, and
-    ValueError that names the file."""
+    """Raises OSError, and ValueError that names the file."""
     found = {}
     for traffic in segment.background:
         if not isinstance(traffic, TracedTraffic):
@@ -182,10 +172,7 @@ def _no_dockerfiles(topology: Topology) -> Iterator[Problem]:
 
 
 def needs_speeds(topology: Topology, catalog: Catalog, *, many_hosts: bool) -> bool:
-    """Whether some device's CPU share has to be computed from its profile and the machines' speeds.
-
-    Shares that were measured on one host are reused only on that host.
-    """
+    """Shares that were measured on one host are reused only on that host."""
     known = {} if many_hosts else catalog.measured.cpu
     return any(group.has_profile_speed and group.name not in known for group in topology.devices)
 

@@ -39,7 +39,6 @@ _MQTT = 64
 _PUBACK = 4
 """Bytes of MQTT's acknowledgement of a message."""
 SMALL = 64
-"""Length of a request's payload in bytes."""
 DIGITS = 72
 """Bytes by which the header of a real update is longer than the header in `message_sizes`. In
 `message_sizes`, each number is 0, so each number has only one digit."""
@@ -58,8 +57,6 @@ torch. The client's CPU is not limited before the client is ready. Measured
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """CPU time of a training step, in seconds."""
-
     whole: float
     """CPU seconds with a whole core of this host."""
     sliced: float | None = None
@@ -67,8 +64,7 @@ class StepTime:
     `whole`."""
 
     def at(self, cpu: float) -> float:
-        """Return the CPU time of a step with `cpu` cores, in seconds. Below one core, the time is
-        interpolated over the logarithm of `cpu`.
+        """Return CPU seconds with `cpu` cores, interpolated over the logarithm of `cpu`.
 
         With a smaller share, the pauses between slices are longer, and caches are colder after a pause
         (measured: docs/evidence/virtual-time.md).
@@ -84,19 +80,18 @@ class StepCost:
     """Costs of a mini-batch step, of an update in addition to the steps, and of a client's start."""
 
     flops: float | None = None
-    """Floating-point operations of a step, for devices with `gflops`; None if unknown."""
+    """Floating-point operations of a step, for devices with `gflops`."""
     time: StepTime | None = None
-    """Time of a step on a core of this host, for devices with a `cpu` share; None if unknown."""
+    """Time of a step on a core of this host, for devices with a `cpu` share."""
     update: float = 0.0
     """CPU seconds of an update, on a core of this host, in addition to the training steps."""
     start: float = 0.0
-    """Seconds from a client's start during the run until the client is ready. This time does not depend
-    on the client's CPU share."""
+    """Seconds until a client that starts during the run is ready, whatever its CPU share."""
     exchange: ExchangeCost = NO_EXCHANGE
     """Costs of the other messages that clients exchange, as in secure aggregation."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
-        """Return the seconds that `work` takes on `device`. `work`: CPU seconds on a core of this host.
+        """Convert CPU seconds on a core of this host to seconds on `device`.
 
         The result is 0 if the topology does not give the device's speed as a share of a core of this
         host.
@@ -106,17 +101,16 @@ class StepCost:
         return work / (device.cpu * device.core_speed)
 
     def per_update(self, device: PlannedDevice) -> float:
-        """Return the seconds that an update takes on `device` in addition to the training steps; 0 if
-        the device's speed is not a CPU share."""
+        """Return seconds in addition to the training steps; 0 if the device's speed is not a CPU
+        share."""
         return self.seconds_on(device, self.update)
 
     def per_start(self, device: PlannedDevice) -> float:
-        """Return the seconds from a client's start on `device` until the client is ready; 0 if the
-        device's speed is not a CPU share."""
+        """Return seconds until the client is ready; 0 if the device's speed is not a CPU share."""
         return 0.0 if device.gflops is not None or device.cpu is None else self.start
 
     def per_step(self, device: PlannedDevice) -> float:
-        """Return the seconds of a step on `device`; 0 if only the device's `timing` is known."""
+        """Return seconds; 0 if only the device's `timing` is known."""
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.time is not None:
@@ -126,19 +120,15 @@ class StepCost:
 
 
 def bytes_on_link(size: int) -> int:
-    """Return the bytes that a message of `size` bytes takes on a link, including the headers of the
-    message and of the packets."""
     return with_packet_headers(size + _MQTT)
 
 
 def with_packet_headers(size: int) -> int:
-    """Return the bytes that `size` bytes over TCP take on a link."""
     return size + _HEADERS * math.ceil(size / MSS)
 
 
 def acknowledgement_bytes(size: int) -> int:
-    """Return the bytes that the acknowledgements of a message of `size` bytes take on the link in the
-    other direction.
+    """Return the bytes in the other direction of a link.
 
     MQTT acknowledges the message, and TCP acknowledges each packet except the last. If packets arrive
     less than 40 ms apart, TCP acknowledges only every second packet. The result ignores this, because
@@ -148,11 +138,8 @@ def acknowledgement_bytes(size: int) -> int:
 
 
 def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
-    """Make the costs from the topology's settings `virtual`, and the `flops` of a step.
-
-    If `virtual` gives the time of a step, all other costs are 0 by default, so that the run does not
-    depend on any measurement.
-    """
+    """`flops`: of a step. If `virtual` gives the time of a step, all other costs are 0 by default, so
+    that the run does not depend on any measurement."""
     timed = virtual.step_time is not None
     update = 0.0 if timed else _UPDATE_TIME
     start = 0.0 if timed else _START_TIME
@@ -166,18 +153,14 @@ def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
 
 
 def step_time(virtual: Virtual) -> StepTime | None:
-    """Return the time of a step from the settings `virtual`; None if the settings do not give the
-    time."""
     if virtual.step_time is None:
         return None
     return StepTime(virtual.step_time, virtual.sliced_step_time)
 
 
 def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
-    """Return `virtual` with the measured time of a step, and with all other costs filled in.
-
-    A run with the returned settings can be repeated on any host.
-    """
+    """Fill in the measured time of a step, and all other costs: a run with the returned settings can be
+    repeated on any host."""
     beside = step_cost(virtual, None)
     found = {
         "step_time": step.whole,
@@ -190,20 +173,19 @@ def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
 
 
 def step_work_key(local: LocalTraining) -> LocalTraining:
-    """Return `local` without the settings that do not change the work of a step."""
+    """Leave out the settings that do not change the work of a step."""
     return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
 def cache_step_time(
     task: Task, local: LocalTraining, step: StepTime, frozen: Sequence[str] = ()
 ) -> None:
-    """Cache the measured time of a step on this host, for later plans."""
     if (path := _step_time(task, local, frozen)) is not None:
         cache.keep(path, f"{step.whole!r} {step.sliced!r}\n")
 
 
 def cached_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
-    """Return the last measured time of a step on this host; None if the time was never measured."""
+    """Return the last time that was measured on this host."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
     try:

@@ -31,40 +31,33 @@ class DrawnGroup:
     """Devices that are drawn as one box."""
 
     title: str
-    """Name and number of devices."""
     hardware: str
-    """Hardware of each device."""
     link: str
-    """Each device's own link."""
     segment: str | None = None
-    """Name of the segment that the group is attached to; None if it is attached to none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Texts of a picture."""
-
     servers: tuple[str, ...]
-    """Servers, from the aggregator to the devices."""
     groups: tuple[DrawnGroup, ...]
-    """Device groups, in the order in which they are drawn: each segment's own groups come before those
-    of the segments below it."""
+    """In the order in which they are drawn: each segment's own groups come before those of the segments
+    below it."""
     segments: Mapping[str, Segment]
-    """Segments by name, in the order in which they are drawn: each one before those below it."""
+    """In the order in which they are drawn: each one before those below it."""
 
     def path(self, segment: str | None) -> tuple[str, ...]:
-        """Return the names of the segments from the root to `segment`; empty for None."""
+        """Names of the segments from the root to `segment`; empty for None."""
         return tuple(one.name for one in path_of(segment, self.segments))[::-1]
 
     def below(self, segment: str) -> list[int]:
-        """Return the numbers of the groups at `segment` or below it."""
+        """Numbers of the groups at `segment` or below it."""
         return [
             number for number, group in enumerate(self.groups) if segment in self.path(group.segment)
         ]
 
 
 def picture(topology: Topology, plan: Plan) -> Picture:
-    """Collect the texts for a picture of the plan of `topology`. Figures are in device time."""
+    """Figures are in device time."""
     members: dict[str, list[PlannedDevice]] = {}
     for one in plan.devices:
         members.setdefault(one.group, []).append(one)
@@ -99,7 +92,6 @@ def picture(topology: Topology, plan: Plan) -> Picture:
 
 
 def _depth_first(segments: Mapping[str, Segment], parent: str | None) -> Iterator[Segment]:
-    """Yield the segments below `parent`, each one before those below it."""
     for one in segments.values():
         if one.parent == parent:
             yield one
@@ -107,13 +99,11 @@ def _depth_first(segments: Mapping[str, Segment], parent: str | None) -> Iterato
 
 
 def _are_equal(values: Iterable[Any]) -> bool:
-    """Whether all `values` are equal."""
     first, *others = values
     return all(value == first for value in others)
 
 
 def as_text(drawn: Picture) -> str:
-    """Draw the picture as lines of text, for a terminal."""
     titles = max(len(group.title) for group in drawn.groups)
     hardware = max(len(group.hardware) for group in drawn.groups)
 
@@ -153,8 +143,8 @@ _STYLE = (
 
 
 def as_svg(drawn: Picture, fleet: Sequence[KeyDistribution] = ()) -> str:
-    """Draw the picture as an SVG image on a white background, with a histogram of each distribution of
-    `fleet` below. The height of the image depends on the number of groups and histograms."""
+    """The background is white. A histogram of each distribution of `fleet` is below, so the height
+    depends on the number of groups and histograms."""
     groups = drawn.groups
     height = 2 * _MARGIN + _ROW * max(1, len(groups))
     middle = height / 2
@@ -202,7 +192,7 @@ def as_svg(drawn: Picture, fleet: Sequence[KeyDistribution] = ()) -> str:
 
 
 def _histogram(one: KeyDistribution, x: float, y: float) -> Iterator[str]:
-    """Draw the histogram of a distribution, with its upper left corner at `x`, `y`."""
+    """The upper left corner is at `x`, `y`."""
     width, most, foot = (_PANEL - 2 * _MARGIN) / len(one.bars), max(one.bars), y + _PANEL / 2 - 36
     scale = ", logarithmic" if one.is_logarithmic else ""
     yield _text(x, y + 4, f"{one.group}: {one.key}{scale}", "start", small=True)
@@ -229,7 +219,7 @@ def _line(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def _box(x: float, y: float, width: float, *lines: str, kind: str = "box") -> list[str]:
-    """Draw a box around `lines`. The middle of the box's left side is at `x`, `y`."""
+    """The middle of the box's left side is at `x`, `y`."""
     shape = (
         f'<rect class="{kind}" x="{x:.0f}" y="{y - _BOX / 2:.0f}" width="{width:.0f}" height="{_BOX}"/>'
     )
@@ -251,8 +241,6 @@ def _rates(link: AccessLink | Segment) -> str:
 
 
 def _segment(segment: Segment) -> str:
-    """Return a text with the segment's rates, round-trip time, jitter, loss, and kinds of background
-    traffic."""
     facts = [_rates(segment), *_impairments(segment)]
     kinds = dict.fromkeys(one.kind for one in segment.background)
     facts.append(f"background {' + '.join(kinds)}" if kinds else "")
@@ -260,7 +248,6 @@ def _segment(segment: Segment) -> str:
 
 
 def _impairments(link: AccessLink | Segment) -> Iterator[str]:
-    """Yield texts about round-trip time, jitter and loss, if they have an effect."""
     if link.rtt or link.jitter:
         jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""
         yield f"rtt {format_duration(link.rtt)}{jitter}"
@@ -269,8 +256,7 @@ def _impairments(link: AccessLink | Segment) -> Iterator[str]:
 
 
 def _link(link: AccessLink, device: PlannedDevice) -> str:
-    """Return a text with the link's rates, round-trip time, jitter and loss, without those that have no
-    effect, and with the kind of the device's compression, such as `up 1mbit, rtt 80ms ± 10ms`."""
+    """Return a text such as `up 1mbit, rtt 80ms ± 10ms`, with the kind of the device's compression."""
     facts = [_rates(link), *_impairments(link)]
     facts.append(device.step_kind("compression") or "")
     return ", ".join(filter(None, facts))

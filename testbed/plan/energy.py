@@ -18,12 +18,7 @@ _EXAMPLES = {"idle": "idle: 2W", "core": "core: 1.5W", "battery.capacity": "capa
 def energy_of(
     energy: EnergySettings, cpu: float | None, profile: DeviceProfile | None, trace: ChargerConfig | None
 ) -> EnergyConfig:
-    """Return the plan's energy settings for a device. `energy`: settings of the device's group.
-
-    `cpu`: CPU share of the group in cores; None if the group has no share. `profile`: profile of the
-    group; None if the group has no profile. `trace`: content of the charger's trace file; None if there
-    is no file.
-    """
+    """`cpu`: CPU share of the group in cores. `trace`: content of the charger's trace file."""
     cores = max(1, math.ceil(cpu or 1.0))
     if profile is not None:
         cores = profile.cores or cores
@@ -31,8 +26,8 @@ def energy_of(
 
 
 def energy_problems(topology: Topology, profiles: Mapping[str, DeviceProfile]) -> Iterator[Problem]:
-    """Yield a problem for each group whose energy lacks a figure, and for each scenario entry that needs
-    a battery or charger which a device does not have. `profiles`: device profiles by name."""
+    """A problem is a lacking figure, or a scenario entry that needs a battery or charger which a device
+    does not have."""
     for index, group in enumerate(topology.devices):
         profile = profiles.get(group.profile or "")
         missing = [] if group.energy is None else group.energy.missing(_figures(profile))

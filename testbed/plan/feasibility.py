@@ -30,8 +30,7 @@ _MIN_SHARE = 0.001
 
 
 def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Yield a problem for each part of the topology that `runtime` does not emulate. `runtime` must not
-    be a simulated runtime."""
+    """`runtime` must not be a simulated runtime."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless_reason:
@@ -76,7 +75,6 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
 
 
 def without_real_devices(topology: Topology, runtime: str) -> Iterator[Problem]:
-    """Yield a problem for each group of real devices that cannot join a run of `runtime`."""
     found = traits(runtime)
     if found.real_devices:
         return
@@ -93,7 +91,6 @@ def without_real_devices(topology: Topology, runtime: str) -> Iterator[Problem]:
 
 
 def without_energy(topology: Topology, runtime: str) -> Iterator[Problem]:
-    """Yield a problem for each group whose energy `runtime` cannot count."""
     if traits(runtime).counts_energy:
         return
     for index, group in enumerate(topology.devices):
@@ -107,10 +104,7 @@ def without_energy(topology: Topology, runtime: str) -> Iterator[Problem]:
 
 
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
-    """Yield a problem for each training that requires a GPU but has none in `runtime`.
-
-    `lack_of_cuda`: why this host's PyTorch has no GPU; None if it has one.
-    """
+    """`lack_of_cuda`: why this host's PyTorch has no GPU; None if it has one."""
     found, here = traits(runtime), topology.runtime.device == "cuda"
     if here and found.images:
         fix = ", and write gpu: true for the devices that need a GPU" if found.gpus else ""
@@ -137,8 +131,7 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
 
 
 def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Yield a problem for each link that loses packets. `runtime`: a runtime that cannot emulate
-    loss."""
+    """`runtime`: a runtime that cannot emulate loss."""
     others = runtime_names(lambda t: not t.simulated and not t.lossless_reason)
     found: list[Where] = []
     for index, planned in enumerate(groups):
@@ -178,8 +171,7 @@ def too_little(cpu: float, dilation: float) -> str | None:
 
 
 def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Iterator[Problem]:
-    """Yield a problem for each group, and for each entry of the scenario, that gives a device less CPU
-    than a container can have."""
+    """Look at each group and at each entry of the scenario."""
     shares: list[tuple[Where, float | None]] = [
         *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(groups)),
         *(
@@ -200,15 +192,13 @@ def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Itera
 
 
 def too_much(shares: Iterable[float], capacity: float) -> str | None:
-    """Return why CPU `shares` do not fit on `capacity` cores; None if they fit."""
     if (total := math.fsum(shares)) <= capacity + _ROUNDING:
         return None
     return f"the devices would request {total:g} cores, but can have only {capacity:g}"
 
 
 def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
-    """Return the problem if evaluations request too many of the host's `cores`, None if they do not.
-    Broker and aggregator need one core, and the devices need another."""
+    """Broker and aggregator need one core, and the devices need another."""
     wanted, most = topology.evaluate.cores or 0, max(0, cores - 2)
     if wanted <= most:
         return None
@@ -225,8 +215,8 @@ def _host_has(cores: int) -> str:
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
-    """Yield a problem for each group with a device that requests more than `capacity`. If no group has
-    such a device, but all devices together request more than `capacity`, yield one problem.
+    """Yield a problem for each group with a device that requests more than `capacity`. If there is none,
+    but all devices together request more, yield one problem.
 
     `cores`: number of the host's cores. `capacity`: cores that the devices can have, in device time.
     """
@@ -260,10 +250,10 @@ def too_much_later(
     topology: Topology, capacity: float, begin: Mapping[str, float], node: str = ""
 ) -> Iterator[Problem]:
     """Yield a problem for each entry of the scenario after which all devices together have more CPU than
-    `capacity`.
+    `capacity` cores.
 
-    `capacity`: cores that all devices together can have. `begin`: device -> CPU share at the start.
-    `node`: name of the node with these devices; empty if one machine has all devices.
+    `begin`: device -> CPU share at the start. `node`: name of the node with these devices; empty if one
+    machine has all devices.
     """
     by_group, where = scenario.devices_by_group(topology.devices), node and f" on {node}"
     shares = dict(begin)
@@ -281,11 +271,8 @@ def too_much_later(
 
 
 def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int) -> Iterator[Problem]:
-    """Yield a problem if the devices request more memory than the host has.
-
-    `free`: free memory of the host in bytes. `reserved`: part of `free` for broker and aggregator, in
-    bytes.
-    """
+    """`free`: free memory of the host in bytes. `reserved`: part of `free` for broker and aggregator, in
+    bytes."""
     counts = [len(group.device_names) for group in topology.devices]
     total = sum(group.memory * count for group, count in zip(groups, counts, strict=True))
     if total + reserved > free:
@@ -301,8 +288,7 @@ def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int
 
 
 def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
-    """Return a problem which says that `device` fits on no node. `why`: reason, as the rest of a
-    sentence that begins with the device's name."""
+    """`why`: reason, as the rest of a sentence that begins with the device's name."""
     index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
     return topology.source.problem(
         ("devices", index),
@@ -328,8 +314,8 @@ def _deep_segments(topology: Topology) -> Iterator[Problem]:
 def split_segments(
     topology: Topology, segments: Mapping[str, Segment], placement: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Yield a problem for each group that shares a segment with devices on another node. `segments`: the
-    tree, by name. `placement`: device -> node."""
+    """Yield a problem for each group that shares a segment with devices on another node. `placement`:
+    device -> node."""
     first: dict[str, str] = {}
     for index, group in enumerate(topology.devices):
         path = path_of(group.segment_name, segments)
@@ -349,10 +335,7 @@ def split_segments(
 
 
 def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
-    """Yield a problem for each group whose profile has less memory than a client needs.
-
-    A memory limit in the topology is checked when the topology is loaded.
-    """
+    """A memory limit in the topology is checked when the topology is loaded."""
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         if planned.memory < LEAST_MEMORY and not group.is_real:
             yield topology.source.problem(
@@ -365,8 +348,8 @@ def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
 
 
 def _parts(topology: Topology, requests: Sequence[str]) -> str:
-    """Format each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`. If the requests of a group's devices
-    were drawn, format their number: `500 x drawn phones`."""
+    """Format each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`; `500 x drawn phones` if requests were
+    drawn."""
     counts: dict[str, int] = {}
     found: dict[str, set[str]] = {}
     for group, request in zip(topology.devices, requests, strict=True):

@@ -20,7 +20,6 @@ from testbed.topology.devices import DeviceGroup
 from testbed.topology.units import format_rate, format_size
 
 _BINS = 24
-"""Number of bars of a histogram."""
 _LEAST_RATIO = 20.0
 """Ratio of the largest to the smallest value from which a histogram has a logarithmic scale."""
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -30,25 +29,21 @@ _MAX_NAMES = 12
 
 @dataclass(frozen=True, slots=True)
 class KeyDistribution:
-    """Values of one key of a group's drawn devices."""
+    """Values of one key, such as `cpu` or `link.up`, of a group's drawn devices."""
 
     group: str
-    """Name of the group."""
     key: str
-    """Key, such as `cpu` or `link.up`."""
     values: tuple[float, ...]
-    """Value of each device that has the key, sorted, in the unit that `text` expects."""
+    """Sorted, in the unit that `text` expects."""
     text: Callable[[float], str]
-    """Function that formats a value with its unit."""
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether the bars of the histogram have a logarithmic scale."""
         return self.values[0] > 0 and self.values[-1] > _LEAST_RATIO * self.values[0]
 
     @property
     def bars(self) -> tuple[int, ...]:
-        """Number of devices per bar of the histogram, from the smallest values to the largest."""
+        """Number of devices per bar, from the smallest values to the largest."""
         values = np.asarray(self.values)
         if self.is_logarithmic:
             values = np.log(values)
@@ -56,12 +51,12 @@ class KeyDistribution:
         return tuple(counts.tolist())
 
     def quantile(self, share: float) -> str:
-        """Format the quantile: the least value that at least `share` of the devices do not exceed."""
+        """Format the least value that at least `share` of the devices do not exceed."""
         return self.text(self.values[max(0, math.ceil(share * len(self.values)) - 1)])
 
 
 def key_distributions(topology: Topology, plan: Plan) -> list[KeyDistribution]:
-    """Return the distribution of each number that differs among the drawn devices of a group."""
+    """Look at each number that differs among the drawn devices of a group."""
     found = []
     for group, members in _drawn(topology, plan):
         for key, (value, text) in _NUMBERS.items():
@@ -72,7 +67,7 @@ def key_distributions(topology: Topology, plan: Plan) -> list[KeyDistribution]:
 
 
 def quantile_table(distributions: Sequence[KeyDistribution]) -> list[dict[str, Any]]:
-    """Return one row per distribution, with quantiles and a histogram of block characters."""
+    """Return one row per distribution, with a histogram of block characters."""
     return [
         {
             "group": one.group,
@@ -90,8 +85,8 @@ def quantile_table(distributions: Sequence[KeyDistribution]) -> list[dict[str, A
 
 
 def name_table(topology: Topology, plan: Plan) -> list[dict[str, Any]]:
-    """Return one row per profile and per link class of the drawn devices of a group, with the number of
-    devices. Rare names share a row."""
+    """Return one row per profile and per link class of a group, with the number of devices. Rare names
+    share a row."""
     rows = []
     for group, members in _drawn(topology, plan):
         for key, name in _NAMES.items():
@@ -118,7 +113,6 @@ def name_table(topology: Topology, plan: Plan) -> list[dict[str, Any]]:
 def _drawn(
     topology: Topology, plan: Plan
 ) -> Iterator[tuple[str, list[tuple[DeviceGroup, PlannedDevice]]]]:
-    """Yield each group with `draw`, and its devices as they are in topology and plan."""
     planned = {device.name: device for device in plan.devices}
     drawn = (group for group in topology.devices if group.is_drawn)
     for name, members in itertools.groupby(drawn, lambda group: group.group_name):
@@ -159,8 +153,7 @@ def _timing(device: PlannedDevice) -> float | None:
 
 
 def _connected(availability: Availability | None) -> float:
-    """Return the share of the time in which a device with `availability` is connected. For a trace
-    without `loop`, the time ends with the trace."""
+    """Share of the time. For a trace without `loop`, the time ends with the trace."""
     if availability is None:
         return 1.0
     if availability.trace is None:
@@ -200,10 +193,8 @@ _NUMBERS: dict[
     ),
     "connected": (lambda group, _: _connected(group.availability), lambda value: f"{value:.0%}"),
 }
-"""Key -> function that returns a device's value, or None if the device has none; and function that
-formats a value."""
+"""Key -> function that returns a device's value, if any; function that formats a value."""
 _NAMES: dict[str, Callable[[DeviceGroup], str | None]] = {
     "profile": lambda group: group.profile,
     "link.class": lambda group: None if group.link is None else group.link.kind,
 }
-"""Key -> function that returns a device's name for the key; None if the device has none."""

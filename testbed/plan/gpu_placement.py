@@ -18,14 +18,11 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class PlannedGpu:
-    """A device's part of a GPU."""
-
     uuid: str
-    """UUID of the GPU."""
     share: float
     """Maximum share of the GPU's multiprocessors."""
     memory: int | None
-    """Maximum memory in bytes; None if the memory is not limited."""
+    """Maximum in bytes."""
     limited: bool
     """Whether MPS limits the device's part."""
 
@@ -38,13 +35,11 @@ class PlannedGpu:
 
 @dataclass(slots=True)
 class _Room:
-    """Unassigned part of a GPU."""
-
     gpu: HostGpu
     share: float = 1.0
-    """Unassigned share of the GPU's multiprocessors."""
+    """Share of the GPU's multiprocessors."""
     memory: int = 0
-    """Unassigned memory in bytes."""
+    """Bytes."""
     clients: int = MPS_CLIENTS
     """Number of MPS clients that may be added."""
 
@@ -62,8 +57,7 @@ class _Room:
 
 
 def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
-    """Yield a problem for each reason why devices cannot have the GPUs that they request. Reasons are a
-    dilation, and features that the host lacks."""
+    """Reasons are a dilation, and features that the host lacks."""
     if dilation != 1 and any(group.gpu is not None for group in topology.devices):
         yield topology.source.problem(
             ("dilation",),
@@ -100,8 +94,7 @@ def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Pr
 def place_on_gpus(
     topology: Topology, gpus: Gpus, *, oversubscribe: bool
 ) -> tuple[Mapping[str, PlannedGpu], Problem | None]:
-    """Assign a GPU to each device that requests one. Return device -> the device's GPU, and a problem.
-    The problem is None if the devices fit.
+    """Return device -> GPU, and a problem if the devices do not fit.
 
     Devices with the largest shares are placed first. Each device gets the first GPU that has room for
     the device. With `oversubscribe`, a device that fits on no GPU gets the GPU with the largest

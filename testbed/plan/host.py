@@ -20,23 +20,19 @@ class HostResources:
     cores: tuple[int, ...]
     """Numbers of the CPUs that this process may use."""
     memory: int
-    """Available memory in bytes."""
+    """Available bytes."""
     lack_of_netem: str | None = "netem was not tried"
-    """Why the kernel's netem cannot be used; None if it can."""
+    """None if the kernel's netem can be used."""
     nodes: tuple[Node, ...] = ()
-    """Machines for the devices, this machine first; empty if the runtime uses one machine."""
+    """This machine first; empty if the runtime uses one machine."""
     gpus: Gpus = NOT_LOOKED_FOR
-    """GPUs of this host, and what containers lack to use them."""
     lack_of_cuda: str | None = "CUDA was not tried"
-    """Why this host's PyTorch cannot use a GPU; None if it can."""
+    """None if this host's PyTorch can use a GPU."""
 
 
 def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) -> HostResources:
-    """Survey this host now: CPUs that this process may use, and free memory.
-
-    `netem`: whether to try the kernel's netem. `gpus`: whether to survey the GPUs for containers.
-    `cuda`: whether to try CUDA in this host's PyTorch.
-    """
+    """`netem`: whether to try the kernel's netem. `gpus`: whether to survey the GPUs for containers.
+    `cuda`: whether to try CUDA in this host's PyTorch."""
     linux = sys.platform == "linux"
     cores = sorted(os.sched_getaffinity(0)) if linux else range(os.cpu_count() or 1)
     host = HostResources(tuple(cores), psutil.virtual_memory().available)

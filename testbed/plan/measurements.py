@@ -14,8 +14,6 @@ FILE = "measured.yaml"
 
 
 class Measurements(Model):
-    """Measurements on a host for a run."""
-
     cpu: dict[str, Cpu] = Field(
         default={},
         description="Group, or drawn device -> CPU share, in cores of that host, that is as fast as the "
@@ -25,13 +23,11 @@ class Measurements(Model):
 
     @classmethod
     def read(cls, folder: Path) -> Measurements:
-        """Read the measurements in a topology's folder. Return empty measurements if the folder has
-        none. Raises BadInputError if the file is invalid."""
+        """Raises BadInputError if the file is invalid."""
         path = folder / FILE
         return validation_errors.validate(cls, yamlfile.read(path)) if path.is_file() else cls()
 
     def write(self, path: Path) -> None:
-        """Write the measurements, if there are any."""
         if self != Measurements():
             text = yamlfile.write(self.model_dump(mode="json", exclude_defaults=True))
             path.write_text(text, encoding="utf-8")

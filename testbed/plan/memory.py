@@ -17,34 +17,29 @@ from agents.rules.client_half import ClientSide, elements
 
 _MIB = 2**20
 _CLIENT, _AGGREGATOR, _BROKER = 280 * _MIB, 320 * _MIB, 64 * _MIB
-"""Memory of client, aggregator and broker without a model, in bytes."""
+"""Bytes without a model."""
 _RESERVED = 512 * _MIB
-"""Memory for aggregator and broker together, without a model, in bytes."""
+"""Bytes for aggregator and broker together, without a model."""
 NODE_AGENT = 512 * _MIB
 """Memory limit of a node agent's container, in bytes, for runs on several nodes."""
 _ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
-"""Memory limit of a router's container, in bytes: for the router itself, and per device for delayed
-packets."""
+"""Memory limit of a router's container, in bytes; and in addition per device, for delayed packets."""
 _MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
-"""Memory limit of the container of NVIDIA's MPS, in bytes: for MPS itself, and per device. These values
-are not measured."""
+"""Memory limit of the container of NVIDIA's MPS, in bytes; and in addition per device. Not measured."""
 
 
 class HasMemoryLimit(Protocol):
-    """Something with a memory limit in bytes."""
-
     @property
     def memory(self) -> int: ...
 
 
 def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[Named] = ()) -> int:
-    """Return the memory of a client, in bytes.
+    """Return bytes.
 
     A client holds six vectors of the model's size: the parameters, the gradient, the received model, the
     end point, the difference, and one in reserve. It also holds the state of the optimizer and the
     memory of the pipeline steps. If a proximal term or clipping needs the starting point, the client
-    holds that point. If the rule keeps a memory on the client, adds terms to the objective or sends its
-    own vectors, the client holds these vectors, too.
+    holds that point, and the vectors that the rule keeps on the client, adds to the objective or sends.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
@@ -56,15 +51,13 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
 
 
 def message(model: int, side: ClientSide) -> int:
-    """Return the size in bytes of a model or of an update, whichever is larger, with the rule's own
-    vectors."""
+    """Size in bytes of the larger of model and update, with the rule's own vectors."""
     beside = (side.model_vectors, side.update_vectors)
     return model + 4 * max(elements(vectors, model // 4) for vectors in beside)
 
 
 def aggregator(model: int, devices: int) -> int:
-    """Return the memory of the aggregator, in bytes. `model`: size in bytes of a model or of an update,
-    whichever is larger.
+    """Return bytes. `model`: size in bytes of the larger of model and update.
 
     The aggregator holds six vectors of the model's size: the model, the rule's sum, the evaluation's
     model and its source, the model being sent, and one in reserve. It also holds an incoming update per
@@ -74,14 +67,13 @@ def aggregator(model: int, devices: int) -> int:
 
 
 def broker(model: int, devices: int) -> int:
-    """Return the memory of the broker, in bytes. The broker holds one model or update in flight per
-    device."""
+    """Return bytes. The broker holds one model or update in flight per device."""
     return _BROKER + model * devices
 
 
 def server_memory(model: int, devices: int) -> int:
-    """Return the memory of aggregator and broker together, in bytes. A message in flight is counted
-    once, because it is either in the aggregator or in the broker."""
+    """Return bytes. A message in flight is counted once, because it is either in the aggregator or in
+    the broker."""
     return _RESERVED + model * (7 + devices)
 
 
@@ -98,8 +90,7 @@ def equal_limit(sizes: Sequence[int], budget: int) -> int:
 
 
 def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int) -> int:
-    """Return the memory limit of the aggregator's container, in bytes, on a machine with `free` bytes of
-    free memory.
+    """Return the bytes of the aggregator's container on a machine with `free` bytes of free memory.
 
     The limit is `free` without the memory limits of the `devices` on the machine. If half of `free` is
     more, the limit is that half, because devices seldom reach their limits. The limit is at least
@@ -109,10 +100,8 @@ def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int
 
 
 def router_limit(devices: int) -> int:
-    """Return the memory limit of the container of a router for `devices` devices, in bytes."""
     return _ROUTER + _ROUTED * devices
 
 
 def mps_limit(devices: int) -> int:
-    """Return the memory limit of the container of NVIDIA's MPS for `devices` devices, in bytes."""
     return _MPS + _MPS_CLIENT * devices

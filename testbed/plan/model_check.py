@@ -77,19 +77,18 @@ def _check_rounding(topology: Topology, size: int) -> None:
 
 
 def buffers(topology: Topology) -> int:
-    """Return the number of values in the model's buffers. The result of `check` includes this number.
-    Raises the same errors as `check`."""
+    """Number of values; the result of `check` includes it. Raises the same errors as `check`."""
     return _counts(topology)[2]
 
 
 def has_frozen_parameters(topology: Topology) -> bool:
-    """Whether some parameters are neither trained nor sent. Raises the same errors as `check`."""
+    """Raises the same errors as `check`."""
     return _counts(topology)[1] > 0
 
 
 def _counts(topology: Topology) -> tuple[int, int, int]:
-    """Return three numbers: the number of parameters that are trained and sent (buffers included), the
-    number of other parameters, and the number of values in buffers."""
+    """Numbers of parameters that are trained and sent (buffers included), of other parameters, and of
+    values in buffers."""
     task: Task = topology.task.build()
     dataset = task.dataset
     if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
@@ -155,15 +154,13 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
 
 
 def _smallest_client(topology: Topology, prepared: Prepared) -> str:
-    """Return the device that trains on the fewest samples."""
     samples = prepared.samples
     idle = {*topology.idle_devices(samples)}
     return min((name for name in samples if name not in idle), key=samples.__getitem__)
 
 
 def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> None:
-    """Try a step on one sample if some device has a mini-batch of only one sample. BatchNorm refuses
-    such a mini-batch. Raises BadInputError if the step fails."""
+    """BatchNorm refuses such a mini-batch. Raises BadInputError if the step fails."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     samples = prepared.samples
     for group in topology.devices:
@@ -189,7 +186,7 @@ def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> No
 
 
 def _without_single(local: LocalTraining, samples: int) -> str:
-    """Return what to change so that a device with `samples` samples has no mini-batch of one sample."""
+    """Return what to change."""
     if local.batch_size == 1:
         return "Raise batch_size"
     if samples == 1:
@@ -198,8 +195,7 @@ def _without_single(local: LocalTraining, samples: int) -> str:
 
 
 def _sample_shard(whole: Shard) -> Shard:
-    """Return the first samples of `whole`, and one sample of every label. If there are more than
-    `_TRIED` labels, some labels are left out."""
+    """If there are more than `_TRIED` labels, some labels are left out."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))
     return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
@@ -208,8 +204,8 @@ def _sample_shard(whole: Shard) -> Shard:
 def _ask_step(
     topology: Topology, task: TaskStandIn, samples: Shard, client: str, *, trains: bool
 ) -> None:
-    """Try a step, or a call of the task's `fit` for the device `client`. Raises ValueError if the task
-    refuses the samples, BadInputError if the task's code raises an exception."""
+    """Try a step or the task's `fit`. Raises ValueError if the task refuses the samples, BadInputError
+    if the task's code raises an exception."""
     with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
         file = Path(folder, "samples.safetensors")
         shards.save(samples, file)
@@ -264,16 +260,13 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
 
 @functools.cache
 def _torch_version() -> str:
-    """Version of PyTorch. It is read once, because its metadata is long: 7 ms."""
+    """Read once, because its metadata is long: 7 ms."""
     return metadata.version("torch")
 
 
 def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
     """Return a hash that changes if the task's model may have changed, or if other parameters are
-    frozen.
-
-    Return None if the source code cannot be read.
-    """
+    frozen; None if the source code cannot be read."""
     try:
         if isinstance(task, StandIn):
             code, _, name = task.stands_for

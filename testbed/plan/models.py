@@ -38,7 +38,6 @@ _MAX_BYTES = 2**33
 _OF_RUN = {"w"}, {"w", "floats", "integers"}
 """Names of the tensors in a saved model, without buffers and with buffers."""
 _NAMED = 3
-"""Maximum number of differences listed in an error."""
 
 
 def check_initial(topology: Topology) -> None:
@@ -48,8 +47,7 @@ def check_initial(topology: Topology) -> None:
 
 
 def write_start(topology: Topology, directory: RunDirectory) -> None:
-    """Write the initial state of the run. Raises BadInputError if the file of `task.initial` does not
-    fit the model."""
+    """Raises BadInputError if the file of `task.initial` does not fit the model."""
     with files.atomic_write(directory.start) as partial:
         _write_start(topology, str(partial.absolute()))
         partial.chmod(0o644)  # a container reads it as another user
@@ -78,8 +76,7 @@ def _problem(topology: Topology, message: str) -> BadInputError:
 
 
 def _save_initial(topology: Topology, path: Path, to: str) -> None:
-    """Write the state dict in the file `path` to the file `to`, as safetensors. Raises BadInputError if
-    `path` cannot be read.
+    """Write as safetensors to the file `to`. Raises BadInputError if `path` cannot be read.
 
     `path`: a model that a run saved, safetensors with one tensor per name, or a `torch.save` file.
     """
@@ -111,7 +108,7 @@ def _initial(path: Path) -> State:
 
 
 def _pickled(path: Path) -> State:
-    """Read a state dict written by `torch.save`. Only tensors are unpickled."""
+    """Only tensors are unpickled."""
     with files.open_regular(path) as file:
         found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(
@@ -124,8 +121,7 @@ def _pickled(path: Path) -> State:
 
 
 def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
-    """Return the file in which the run saved the model of `version`. `version`: None for the final
-    model. Raises BadInputError if there is no such file."""
+    """`version`: None for the final model. Raises BadInputError if there is no such file."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))
@@ -135,23 +131,20 @@ def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
 
 
 def saved_state(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
-    """Return the state dict of the model that the run in `directory` saved in `file`.
-
-    Raises BadInputError if the run or the file cannot be read, or if the task has changed since the run.
-    """
+    """Raises BadInputError if the run or the file cannot be read, or if the task has changed since the
+    run."""
     state = saved_module(directory, file).state_dict()
     return {name: tensor.clone() for name, tensor in state.items()}  # without shared storage
 
 
 def run_task(topology: Topology, directory: RunDirectory) -> Task:
-    """Build the task of a run. A user's own task is imported from the run's copy of the code."""
+    """A user's own task is imported from the run's copy of the code."""
     agents.user_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     return agents.user_code.build(topology.task.named, TASKS, Task)
 
 
 def saved_module(directory: RunDirectory, file: Path) -> torch.nn.Module:
-    """Build the module with the model that the run saved in `file`. Raises the same errors as
-    `saved_state`."""
+    """Raises the same errors as `saved_state`."""
     if not directory.topology.is_file():
         raise BadInputError(
             f"{file} is a model of a run, but {directory.topology}, which names its task, does not "

@@ -21,7 +21,6 @@ from testbed.topology.units import format_duration, format_size
 
 _MIB = 2**20
 _COMPILES = re.compile(rb"\btorch\.compile\b|\bfrom torch import .*\bcompile\b")
-"""Use of `torch.compile` in the text of a Python file."""
 _AMPLE = 384 * _MIB
 """Bytes of memory that suffice for a client. After 60 steps of 32 samples, the measured resident memory
 was 240 MiB with digits-logreg, and 350 MiB with cifar10-cnn and 8,000 images. The device's init had
@@ -29,8 +28,8 @@ was 240 MiB with digits-logreg, and 350 MiB with cifar10-cnn and 8,000 images. T
 
 
 def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResources) -> Iterator[str]:
-    """Yield sentences on properties of profiles that are emulated differently or not at all, on tight
-    memory limits, and on evaluations after the run."""
+    """Notes are about properties of profiles that are emulated differently or not at all, tight memory
+    limits, and evaluations after the run."""
     groups = list(_distinct_groups(topology, plan))
     if plan.traits.cgroups:
         model = catalog.model
@@ -108,8 +107,8 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
 
 
 def _distinct_groups(topology: Topology, plan: Plan) -> Iterator[tuple[DeviceGroup, PlannedDevice]]:
-    """Yield each group with one of its devices. Of the drawn devices of a group, yield one per
-    combination of profile, memory and thermal settings."""
+    """Yield one device per combination of profile, memory and thermal settings if the group was
+    drawn."""
     planned = {device.group: device for device in plan.devices}
     planned |= {device.name: device for device in plan.devices}
     seen = set()
@@ -162,7 +161,6 @@ def _memory_notes(
 
 
 def _round_up(size: int) -> int:
-    """Round up to whole MiB."""
     return -(-size // _MIB) * _MIB
 
 

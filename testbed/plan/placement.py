@@ -21,34 +21,28 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """Division of a node's cores and memory."""
-
     id: str
-    """Id of the node in the Swarm."""
+    """Id in the Swarm."""
     name: str
-    """Host name of the node."""
     here: bool
     """Whether the node is this machine."""
     infrastructure: tuple[int, ...]
-    """Numbers of the CPUs of the node's router. On this machine, broker and aggregator use these CPUs,
-    too."""
+    """CPUs of the node's router; on this machine also of broker and aggregator."""
     devices: tuple[int, ...]
-    """Numbers of the CPUs of the devices."""
     evaluation: tuple[int, ...] = ()
-    """Numbers of the CPUs for evaluations only; empty if evaluations use `infrastructure`."""
+    """Empty if evaluations use `infrastructure`."""
     capacity: float
     """Cores that all devices of the node together can have."""
     memory: int
-    """Memory in bytes that all devices of the node together can have."""
+    """Bytes that all devices of the node together can have."""
     labels: Mapping[str, str]
-    """The node's labels."""
     core: float | None = None
     """Speed of a core of the node, relative to a core of this machine; None if unknown."""
 
 
 def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
-    """Divide the cores and the memory of `node`. `reserved`: bytes of memory that are not for devices.
-    `evaluating`: number of cores for evaluations."""
+    """`reserved`: bytes of memory that are not for devices. `evaluating`: number of cores for
+    evaluations."""
     cores = node.cpus or tuple(range(node.cores))
     alone = len(cores) > 1
     split = len(cores) - evaluating
@@ -69,30 +63,23 @@ def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """Resources and properties that a device requests of a node."""
-
     device: str
-    """Name of the device."""
     share: float
-    """CPU share in the host's time, in cores. If the share differs between nodes, this is the
-    largest."""
+    """Cores in the host's time. If the share differs between nodes, this is the largest."""
     memory: int
-    """Requested memory in bytes."""
+    """Bytes."""
     hosts: tuple[str, ...] = ()
     """Names or ids of the allowed nodes; empty if any node is allowed."""
     labels: tuple[tuple[str, str], ...] = ()
-    """Labels that the node must have."""
     shares: Mapping[str, float] | None = None
     """Node's id -> CPU share on that node, in cores; None if the share is `share` on every node."""
 
     def share_on(self, node: str) -> float:
-        """Return the CPU share on the node `node`, in cores."""
         return self.share if self.shares is None else self.shares[node]
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The device's requirements on its node. Devices with equal requirements are allowed on the same
-        nodes."""
+        """Devices with equal requirements are allowed on the same nodes."""
         return self.hosts, self.labels
 
     def may_be_on(self, node: PlannedNode) -> bool:
@@ -102,10 +89,7 @@ class NodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class UnplacedDevice:
-    """The first device that fits on no node."""
-
     request: NodeRequest
-    """Request of the device."""
     why: str
     """Reason, as the rest of a sentence that begins with the device's name."""
     by_cores: bool
@@ -115,8 +99,7 @@ class UnplacedDevice:
 def place(
     requests: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
 ) -> dict[str, str] | UnplacedDevice:
-    """Place the devices. Return device -> id of the device's node, or the first device that does not
-    fit."""
+    """Return device -> node's id, or the first device that does not fit."""
     cores = {node.id: node.capacity for node in nodes}
     memory = {node.id: node.memory for node in nodes}
     order = {node.id: number for number, node in enumerate(nodes)}
@@ -166,7 +149,6 @@ def _why(
     cores: Mapping[str, float],
     memory: Mapping[str, int],
 ) -> str:
-    """Describe what each node of `allowed` has left."""
     if not allowed:
         names = ", ".join(node.name for node in nodes)
         return f"no node matches its hosts or placement; the Swarm has {names}"
@@ -185,8 +167,7 @@ def _why(
 
 
 def _share_text(request: NodeRequest, node: PlannedNode) -> str:
-    """Describe the CPU share that the device needs on `node`; empty if the share is the same on all
-    nodes."""
+    """Empty if the share is the same on all nodes."""
     return "" if request.shares is None else f"({request.share_on(node.id):.3g} needed) "
 
 

@@ -20,8 +20,7 @@ from testbed.traits import traits
 
 
 def check_model(topology: Topology) -> None:
-    """Check the task's model, and the model's initial state. Raises BadInputError if either is
-    invalid."""
+    """Raises BadInputError if the model or its initial state is invalid."""
     model_check.check(topology)
     if topology.task.initial is not None:
         from testbed.plan import models  # imports torch, which takes a second
@@ -72,12 +71,8 @@ def plan_on_host(
     *,
     oversubscribe: bool,
 ) -> Plan:
-    """Plan `topology` on this host.
-
-    `nodes`: the machines, this machine first; empty if the runtime uses only one. `speeds`: function
-    that measures the speed of a core of each node, and returns node's id -> calibration. Raises
-    BadInputError.
-    """
+    """`nodes`: the machines, this machine first; empty if the runtime uses only one. `speeds`: measures
+    the speed of a core of each node, and returns node's id -> calibration. Raises BadInputError."""
     if needs_speeds(topology, catalog, many_hosts=bool(nodes)):
         found = speeds() if nodes else {HERE: calibrate()}
         here = nodes[0].id if nodes else HERE

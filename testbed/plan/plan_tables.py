@@ -19,10 +19,7 @@ _OPTIONAL = (
 
 
 def device_table(plan: Plan) -> list[dict[str, Any]]:
-    """Return one row per device with its resources, for `testbed plan`.
-
-    Columns in which no device has a value are left out.
-    """
+    """Columns in which no device has a value are left out."""
     names = {node.id: node.name for node in plan.nodes}
     rows = [
         {**_row(device.as_shaped, plan.traits), "node": names.get(plan.placement.get(device.name, ""))}
@@ -33,9 +30,8 @@ def device_table(plan: Plan) -> list[dict[str, Any]]:
 
 
 def node_table(plan: Plan) -> list[dict[str, Any]]:
-    """Return one row per node: the resources that the node's devices request, and the resources that the
-    node has for devices. The column `core` is the speed of the node's cores relative to this host's
-    cores, if it was measured."""
+    """Compare what the devices request with what the node has. The column `core` is the speed of the
+    node's cores relative to this host's cores, if it was measured."""
     on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
     for device in plan.emulated_devices:
         on[plan.placement[device.name]].append(device)

@@ -13,7 +13,7 @@ from testbed.topology.action_timeline import Heat, Step, timeline
 
 
 def steps(topology: Topology, plan: Plan) -> Iterator[Step]:
-    """Yield the steps that act on the devices, in the order of their times."""
+    """Yield the steps in the order of their times."""
     heat = {
         device.name: Heat(device.cpu, device.thermal)
         for device in plan.devices
@@ -25,16 +25,14 @@ def steps(topology: Topology, plan: Plan) -> Iterator[Step]:
 
 
 def has_steps(topology: Topology, plan: Plan) -> bool:
-    """Whether any step acts on the devices."""
     return next(steps(topology, plan), None) is not None
 
 
 def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
-    """Return the lowest planned rate of each device's path during the run, in bit/s. Outages do not
-    count.
+    """Return the lowest planned rate of each device's path during the run, in bit/s; infinite if the
+    path is never limited. Outages do not count.
 
-    The rate is infinite if the path is never limited. A user may set a lower rate during the run
-    (`testbed set`).
+    A user may set a lower rate during the run (`testbed set`).
     """
     rates: dict[str, list[float | None]] = {
         device.name: [

@@ -37,36 +37,29 @@ _MIN_RATE_BITS_PER_SECOND = 8
 
 
 def weight_alone(weight: int) -> int:
-    """Return the CPU weight of a device outside its run's control group. `weight`: the device's weight
-    among the devices of the run.
-
-    The result is the device's part of the weight that the control group would have.
-    """
+    """Return the device's part of the weight that its run's control group would have. `weight`: the
+    device's weight among the devices of the run."""
     return min(_MAX_SHARES, round(weight * DEVICES_WEIGHT * SHARES_OF_A_PROCESS / _SHARES_OF_A_CORE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTransfers:
-    """Durations of a device's transfers."""
-
     download: DrawnDuration | None = None
-    """Time from the sending of a model to its arrival; None if it takes no time."""
+    """Time from the sending of a model to its arrival; None if it takes no time. `upload`: of an
+    update."""
     upload: DrawnDuration | None = None
-    """Time from the sending of an update to its arrival; None if it takes no time."""
     model_bytes: int | None = None
-    """Size of the model in bytes that `download` refers to; None if the size has no influence."""
+    """Size of the model in bytes that `download` refers to; None if the size has no influence.
+    `update_bytes`: that of `upload`."""
     update_bytes: int | None = None
-    """Size of the update in bytes that `upload` refers to; None if the size has no influence."""
 
 
 @dataclass(frozen=True, slots=True)
 class RealLimits:
-    """Limits that are set on a real device."""
-
     cpu: float | None = None
-    """CPU share, in cores of the device; None if its CPU is not limited."""
+    """In cores of the device; None if its CPU is not limited."""
     link: AccessLink | None = None
-    """Shaped link; None if the device keeps its own."""
+    """None if the device keeps its own."""
 
     @property
     def needs_netem(self) -> bool:
@@ -77,55 +70,48 @@ class RealLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """Plan of one device, with every value that the host needs to emulate the device."""
+    """Every value that the host needs to emulate one device."""
 
     name: str
-    """Name of the device."""
     group: str
-    """Name of the device's group."""
     cpu: float | None
     """CPU share in device time, in cores; None only in virtual time, and for a real device."""
     memory: int
-    """Memory limit in bytes; 0 for a real device, which has none."""
+    """Limit in bytes; 0 for a real device, which has none."""
     local: LocalTraining
-    """Settings of the device's local training."""
     cores: str = ""
     """cpuset, such as `1-3`; empty in virtual time."""
     core_speed: float = 1.0
-    """Speed of a core of the device's machine, relative to a core of this host."""
+    """Relative to a core of this host."""
     link: AccessLink | None = None
-    """The device's own link at the start of the run; None if the device has no link of its own."""
+    """At the start of the run; None if the device has no link of its own."""
     trace: tuple[LinkSeries, ...] = ()
-    """Changes of the device's own link during the run."""
+    """Changes of `link` during the run."""
     path: tuple[Segment, ...] = ()
-    """Segments that the device shares with other devices, from its own one to the root; empty if the
-    device shares none."""
+    """Shared segments, from the device's own one to the root."""
     transfers: PlannedTransfers | None = None
-    """Durations of transfers, in place of a link; None if a link or nothing gives them."""
+    """In place of a link; None if a link or nothing gives them."""
     think: DrawnDuration | None = None
-    """Pause after each update; None if there is no pause."""
+    """Pause after each update."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, measured from the moment when the training could begin; None if
-    there is no minimum. The duration has to be divided by `speed`."""
+    """Minimum duration of a training, measured from the moment when the training could begin. It has to
+    be divided by `speed`."""
     gflops: float | None = None
-    """Speed in 1e9 operations per second; None if not given. This speed has to be multiplied by
-    `speed`."""
+    """Speed in 1e9 operations per second. It has to be multiplied by `speed`."""
     speed: float = 1.0
-    """Speed factor that was drawn for this device."""
+    """Factor that was drawn for this device."""
     steps: tuple[Named, ...] = ()
-    """The device's own pipeline steps (`agents.pipeline`), in addition to the steps that all devices
-    have."""
+    """The device's own pipeline steps, in addition to the steps that all devices have."""
     power: Mapping[str, float] | None = None
-    """State of the device -> power draw in watts; None if unknown."""
+    """State of the device -> power draw in watts."""
     energy: EnergyConfig | None = None
-    """Settings for the account of the device's energy; None if its energy is not counted."""
+    """None if the device's energy is not counted."""
     thermal: Thermal | None = None
-    """Settings for the loss of CPU share by heat; None if heat has no effect."""
+    """None if heat has no effect."""
     gpu: PlannedGpu | None = None
-    """GPU that the device trains on; None if the device trains on the CPU."""
+    """None if the device trains on the CPU."""
     origin: str | None = None
-    """Source of the keys of a drawn device, such as `survey.csv:7`; None if the device was not
-    drawn."""
+    """Source of the keys of a drawn device, such as `survey.csv:7`."""
     host: str | None = None
     """SSH destination of a real device; None for an emulated device."""
     python: str | None = None
@@ -134,50 +120,46 @@ class PlannedDevice:
     """Container engine in which the client of a real device runs; None for a process of the SSH
     user."""
     shape: RealLimits | None = None
-    """Limits that are set on a real device; None if nothing is."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
     def step_kind(self, step: str) -> str | None:
-        """Return the parameter `kind` of the device's own pipeline step `step`; None if the device has
-        no such step."""
+        """Return the parameter `kind` of the device's own pipeline step `step`."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
     def as_shaped(self) -> PlannedDevice:
-        """The device with the limits of `shape` as `cpu` and `link`. These two are None for a real
-        device, because they take nothing of the emulating hosts."""
+        """The device with the limits of `shape` as `cpu` and `link`, which are None for a real device
+        because they take nothing of the emulating hosts."""
         shape = self.shape
         return self if shape is None else replace(self, cpu=shape.cpu, link=shape.link)
 
     @property
     def host_cpu(self) -> float:
-        """CPU share in the host's time, in cores. Raises ValueError if the device has no CPU share."""
+        """Cores. Raises ValueError if the device has no CPU share."""
         if self.cpu is None:
             raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
         return self.cpu / self.dilation
 
     @property
     def host_link(self) -> AccessLink | None:
-        """The device's own link in the host's time; None if the device has no link of its own."""
         return (
             None if self.link is None else AccessLink(**to_host_time(asdict(self.link), self.dilation))
         )
 
     @property
     def segment(self) -> str | None:
-        """Name of the segment that the device is attached to; None if it is attached to none."""
+        """Segment that the device is attached to."""
         return self.path[0].name if self.path else None
 
     @property
     def host_path(self) -> tuple[Segment, ...]:
-        """The device's segments in the host's time, as in `path`."""
         return tuple(segment_in_host_time(one, self.dilation) for one in self.path)
 
     @property
     def end_to_end(self) -> AccessLink | None:
         """The whole path between device and server at the start of the run, as if no other device used
-        the path. None if the path is not shaped."""
+        it. None if the path is not shaped."""
         return None if self.is_direct else (self.link or AccessLink()).through(self.path)
 
     @property
@@ -188,7 +170,6 @@ class PlannedDevice:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the device's path to the server is not shaped."""
         return self.link is None and not self.path
 
     @property
@@ -210,8 +191,7 @@ class PlannedDevice:
 
     @property
     def weight(self) -> int:
-        """CPU weight among devices that compete for the same core. The weight is proportional to the CPU
-        share.
+        """CPU weight among devices that compete for the same core, in proportion to the CPU share.
 
         With these weights, a device gets its quota in each period even if another device's slice is as
         long as the period.
@@ -220,13 +200,13 @@ class PlannedDevice:
 
     @property
     def threads(self) -> int:
-        """Number of torch threads; 0 for torch's own choice, on a real device without CPU quota. Threads
-        beyond the number of cores in the quota would only wait."""
+        """Torch threads; 0 for torch's own choice, on a real device without CPU quota. Threads beyond
+        the number of cores in the quota would only wait."""
         return 0 if self.host is not None and self.cpu is None else max(1, -(-self.quota // self.period))
 
     @property
     def profile(self) -> str:
-        """Hardware as text: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        """Text such as `0.25 cpu, 512 MiB` or `10 gflops`."""
         facts = (
             f"{self.cpu:g} cpu" if self.cpu is not None else "",
             f"{self.memory / 2**20:g} MiB" if self.cpu is not None and self.memory else "",
@@ -243,23 +223,21 @@ class Plan:
     no cores."""
 
     runtime: str
-    """Name of the runtime in `testbed.traits.RUNTIMES`."""
     devices: tuple[PlannedDevice, ...]
-    """The devices, in the topology's order."""
+    """In the topology's order."""
     segments: Mapping[str, Segment] = field(default_factory=dict)
-    """Links that devices share, in device time, by name. A parent comes before its children."""
+    """In device time. A parent comes before its children."""
     infrastructure_cpus: str = ""
-    """cpuset of broker and aggregator, such as `0` or `0-1`."""
+    """cpuset of broker and aggregator, such as `0-1`."""
     device_cpus: str = ""
-    """cpuset of the devices."""
     evaluation_cpus: str = ""
-    """cpuset of the aggregator's evaluations; empty if evaluations use the aggregator's CPUs."""
+    """Empty if evaluations use the aggregator's CPUs."""
     device_capacity: float = 0.0
     """Cores that all devices together can have."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
     shaper: Shaper | None = None
-    """The links' shaper; None if no device has a link."""
+    """None if no device has a link."""
     server: tuple[str, int] | None = None
     """Address and port of this host at which real devices reach the broker; None without real
     devices."""
@@ -268,29 +246,25 @@ class Plan:
     notes: tuple[str, ...] = ()
     """Sentences on properties of devices that are emulated differently, or not at all."""
     nodes: tuple[PlannedNode, ...] = ()
-    """The machines, this machine first; empty if the runtime uses one machine."""
+    """This machine first; empty if the runtime uses one machine."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Emulated device -> node's id; empty if the runtime uses one machine."""
     aggregator_memory: int | None = None
-    """Memory limit of the aggregator's container in bytes (`memory.aggregator_limit`); None in virtual
-    time."""
+    """Limit in bytes (`memory.aggregator_limit`); None in virtual time."""
     cpu_notes: tuple[str, ...] = ()
-    """Sentences on how the CPU shares of profiles were computed."""
     profiles: Profiles = field(default_factory=Profiles)
-    """The device profiles and link classes that were used."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements for the plan, made on this host, or by the earlier run that this run repeats."""
+    """Made on this host, or by the earlier run that this run repeats."""
     virtual: Virtual = field(default_factory=Virtual)
-    """Costs in virtual time, given by the topology or measured. A cost is None until it is measured."""
+    """Costs, given by the topology or measured. A cost is None until it is measured."""
     is_routed: bool = False
-    """Whether devices reach the broker through a router. This is true if any device has a link, if any
-    device gets a link later, or if there are several machines."""
+    """Whether devices reach the broker through a router: if any device has a link or gets one later, or
+    if there are several machines."""
     absent: frozenset[str] = frozenset()
-    """Names of the devices that join during the run."""
+    """Devices that join during the run."""
 
     @property
     def devices_below(self) -> dict[str, list[str]]:
-        """Segment -> names of the devices below it."""
         found: dict[str, list[str]] = {name: [] for name in self.segments}
         for device in self.devices:
             for segment in device.path:
@@ -299,27 +273,25 @@ class Plan:
 
     @property
     def emulated_devices(self) -> tuple[PlannedDevice, ...]:
-        """The devices that a runtime emulates."""
         return tuple(device for device in self.devices if device.host is None)
 
     @property
     def real_devices(self) -> tuple[PlannedDevice, ...]:
-        """The real devices, which are reached by SSH."""
         return tuple(device for device in self.devices if device.host is not None)
 
     @property
     def cpus(self) -> set[int]:
-        """Numbers of the CPUs of broker, aggregator and devices."""
+        """CPUs of broker, aggregator and devices."""
         return cpu_numbers(self.infrastructure_cpus) | cpu_numbers(self.device_cpus)
 
     @property
     def aggregator_cpus(self) -> str:
-        """cpuset of the aggregator, evaluations included."""
+        """With those of evaluations."""
         return ",".join(filter(None, (self.infrastructure_cpus, self.evaluation_cpus)))
 
     @property
     def compromises(self) -> tuple[str, ...]:
-        """Sentences on compromises that a host with more cores would not need."""
+        """Sentences on what a host with more cores would not need."""
         shares = self.device_cpus != "" and self.device_cpus == self.infrastructure_cpus
         return (
             *(("Broker and aggregator share the only core with the devices",) if shares else ()),
@@ -327,13 +299,12 @@ class Plan:
         )
 
     def node_of(self, device: str) -> PlannedNode | None:
-        """Return the node of `device`; None if the runtime uses one machine."""
+        """None if the runtime uses one machine."""
         return next((node for node in self.nodes if node.id == self.placement.get(device)), None)
 
     @property
     def measures_steps(self) -> bool:
-        """Whether the time of a step has to be measured on this host for virtual time. The time has to
-        be measured if a device's speed is a CPU share, and the time is not known yet."""
+        """Whether the time of a step has to be measured on this host for virtual time."""
         shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
         return shares and self.virtual.step_time is None
 
@@ -343,7 +314,6 @@ class Plan:
         return self.measures_steps if self.virtual.packets is None else self.virtual.packets
 
     def with_measurements(self, virtual: Virtual) -> Plan:
-        """Return the plan with the measured costs `virtual`."""
         return replace(
             self, virtual=virtual, measured=Measurements(cpu=self.measured.cpu, virtual=virtual)
         )
@@ -373,22 +343,21 @@ class Plan:
 
     @property
     def traits(self) -> Traits:
-        """Capabilities of the runtime."""
         return traits(self.runtime)
 
     def too_much(self, shares: Iterable[float]) -> str | None:
-        """Return why the devices cannot have the CPU `shares` (device time); None if they can."""
+        """`shares`: in device time."""
         if self.is_oversubscribed:
             return None
         return feasibility.too_much(shares, self.device_capacity * self.dilation)
 
     def too_little(self, cpu: float) -> str | None:
-        """Return why a device cannot have `cpu` cores (device time); None if it can."""
+        """`cpu`: cores in device time."""
         return feasibility.too_little(cpu, self.dilation) if self.traits.cgroups else None
 
 
 def segment_in_host_time(segment: Segment, dilation: float) -> Segment:
-    """Return `segment` in the host's time. Its background traffic stays in device time."""
+    """The segment's background traffic stays in device time."""
     fields = ("up", "down", "rtt", "jitter")
     return segment.with_changes(
         to_host_time({name: getattr(segment, name) for name in fields}, dilation)
@@ -396,7 +365,6 @@ def segment_in_host_time(segment: Segment, dilation: float) -> Segment:
 
 
 def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """Convert fields of a link from device time to the host's time."""
     made = in_host_time(changes, dilation)
     for name in ("up", "down"):
         if made.get(name) is not None:
@@ -405,8 +373,7 @@ def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def duration_text(duration: DrawnDuration | None) -> str | None:
-    """Format a duration as `200ms`, or as the name of the duration's distribution. Return None for
-    None."""
+    """Return `200ms`, or the name of the duration's distribution."""
     if duration is None:
         return None
     if duration.distribution == "constant":

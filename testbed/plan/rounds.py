@@ -35,7 +35,6 @@ from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 
 _MAX_NAMED = 4
-"""Maximum number of devices that a sentence names."""
 _ID_SUFFIX, _SCHEMA = "-20260101-120000-abcd", "0123456789ab"
 """Texts as long as the end of a run's id and the hash of a model's schema. Each message has both."""
 _PATIENCE = 20
@@ -49,32 +48,27 @@ mean of `think` or `timing`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Estimate of a device's round: download of the model, training, upload of the update."""
+    """Estimate of download of the model, training, upload of the update."""
 
     samples: int | None
-    """Number of training samples; None if not known yet."""
+    """None if not known yet."""
     transfer: float
     """Seconds to download the model and to upload the update."""
     seconds: float
-    """Seconds of the round, `transfer` included, without the unknown parts."""
+    """`transfer` included, without the unknown parts."""
     computing: float = 0.0
-    """Known seconds of the round in which the CPU computes."""
+    """Known seconds in which the CPU computes."""
     sent: int = 0
-    """Bytes that the device sends."""
+    """Bytes."""
     received: int = 0
-    """Bytes that the device receives."""
+    """Bytes."""
     lacks: frozenset[Lack] = frozenset()
-    """Unknown parts of the estimate."""
 
 
 def estimate_rounds(
     topology: Topology, plan: Plan, parameters: int, samples: Mapping[str, int] | None
 ) -> dict[str, Round]:
-    """Estimate a round of each device.
-
-    `parameters`: number of the model's parameters. `samples`: device -> number of the device's training
-    samples; None if the numbers are not known yet.
-    """
+    """`samples`: device -> number of training samples; None if the numbers are not known yet."""
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     side: ClientSide = topology.rule.build().client_side
     exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
@@ -115,8 +109,7 @@ def estimate_rounds(
 
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
-    """Return the time of a step from the plan, or from the last measurement on this host for virtual
-    time; None if the time is unknown."""
+    """From the plan, or from the last measurement on this host for virtual time."""
     if (own := costs.step_time(plan.virtual)) is not None:
         return own
     shares = (device for device in plan.devices if device.cpu is not None)
@@ -129,9 +122,9 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
 ) -> tuple[float, float, frozenset[Lack]]:
-    """Return the known seconds of local training, the known seconds in which the CPU computes, and the
-    unknown parts. The training takes at least the mean of the device's `timing`, divided by the device's
-    speed factor. The CPU computes for all of that time if nothing else is known of its speed."""
+    """Return the known seconds, those in which the CPU computes, and the unknown parts. The training
+    takes at least the mean of the device's `timing`, divided by the device's speed factor. The CPU
+    computes for all of that time if nothing else is known of its speed."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:
@@ -152,8 +145,7 @@ def _training(
 
 
 def _mean(duration: DrawnDuration | None) -> float | None:
-    """Return the mean of a duration in seconds: 0 if there is no duration, None if the mean is not
-    finite."""
+    """Mean in seconds; None if it is not finite."""
     if duration is None:
         return 0.0
     mean = DISTRIBUTIONS[duration.distribution](**duration.params).expectation
@@ -163,8 +155,7 @@ def _mean(duration: DrawnDuration | None) -> float | None:
 def _transfer(
     device: PlannedDevice, server: AccessLink, sizes: tuple[int, int], *, in_packets: bool
 ) -> float:
-    """Return the seconds to download the model and to upload the update. `sizes`: sizes of model and
-    update in bytes.
+    """Seconds for both directions. `sizes`: model and update in bytes.
 
     `in_packets`: whether to count packets as `testbed.virtual.network` does. The links are assumed to be
     idle before the transfer.
@@ -208,9 +199,9 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
-    """Return the rows of `device_table`, for programs. Each row also has the device's `samples`,
-    `transfer_s` and `round_s` (seconds), and in `lacks` the unknown inputs of the estimate. If energy is
-    counted, it has the mean power and the battery's life (`battery.BatteryLife`)."""
+    """Rows of `device_table`, for programs. Each row also has the device's `samples`, `transfer_s` and
+    `round_s` (seconds), and in `lacks` the unknown inputs of the estimate. If energy is counted, it has
+    the mean power and the battery's life (`battery.BatteryLife`)."""
     lives = battery.lives(plan, rounds)
     energy = battery.device_columns(lives)
     return [
@@ -226,11 +217,9 @@ def _figures(one: Round) -> dict[str, Any]:
 
 
 def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
-    """Return one row per group, for people: number of `devices`, and ranges of the devices' figures.
-
-    The figures are `samples`, `transfer` (both directions) and `round`. `> 12s` means that part of the
-    round is unknown. If energy is counted, the mean power and the battery's life follow.
-    """
+    """One row per group, for people: `devices` (number), and ranges of `samples`, `transfer` (both
+    directions) and `round`. `> 12s` means that part of the round is unknown. If energy is counted, the
+    mean power and the battery's life follow."""
     lives = battery.lives(plan, rounds)
     members: dict[str, list[str]] = {}
     for device in plan.devices:
@@ -259,7 +248,7 @@ def _row(own: Sequence[Round]) -> dict[str, Any]:
 
 
 def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
-    """Yield sentences on what is unknown, then on devices that will not train or will not finish a round
+    """Sentences on what is unknown, then on devices that will not train or will not finish a round
     within the run."""
     if any(one.samples is None for one in rounds.values()):
         yield "The number of samples per device is known once a run has prepared the data."
@@ -300,7 +289,7 @@ _LACKS: Mapping[Lack, str] = {
 
 
 def _span(seconds: Collection[float]) -> str:
-    """Format a range: `12s`, or `12s to 40s`."""
+    """Format a range such as `12s to 40s`."""
     low, high = _about(min(seconds)), _about(max(seconds))
     return low if low == high else f"{low} to {high}"
 

@@ -18,12 +18,9 @@ from testbed.traits import Traits
 
 @dataclass(frozen=True, slots=True)
 class Shaper:
-    """The chosen shaper of a run's links."""
-
     name: str
     """`netem`, `tbf+delay` or `relay`."""
     why: str
-    """Why this shaper was chosen."""
 
     @property
     def is_netem(self) -> bool:
@@ -33,10 +30,8 @@ class Shaper:
 def choose_shaper(
     topology: Topology, runtime: Traits, lack: str | None
 ) -> tuple[Shaper | None, list[Problem]]:
-    """Return the shaper for the links of `topology` (None if there are no links), and the problems.
-
-    `lack`: why the kernel's netem cannot be used; None if it can.
-    """
+    """`lack`: why the kernel's netem cannot be used; None if it can. There is no shaper if there are no
+    links."""
     linked = any(
         (group.link is not None or group.segment_name is not None) and not group.is_real
         for group in topology.devices
@@ -60,7 +55,6 @@ def choose_shaper(
 
 
 def lack_of_netem() -> str | None:
-    """Try this kernel's netem; return why it cannot be used, or None if it can."""
     works, answer = kernel.supports(kernel.NETEM)
     if works is None:
         return f"it is unknown whether this kernel has netem ({answer})"

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 
 def count_step_work(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
-    """Count the work of one mini-batch step of `task`, with the parameters `frozen` frozen.
-
-    Return None if the shape of the task's inputs is unknown, if the task is a user's own, or if the step
-    fails.
-    """
+    """Return None if the shape of the task's inputs is unknown, if the task is a user's own, or if the
+    step fails."""
     if isinstance(task, StandIn):
         return None
     mark = fingerprint(task, frozen)
@@ -72,7 +69,7 @@ def gradient_step(
     y: torch.Tensor,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Do one step of gradient descent, with a learning rate of 0."""
+    """The learning rate is 0."""
     import torch
 
     loss(module(x), y).mean().backward()  # type: ignore[no-untyped-call]
@@ -83,7 +80,6 @@ def gradient_step(
 
 
 def count_work(run: Callable[[], object]) -> Work:
-    """Count the work of PyTorch's operations that `run` calls."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

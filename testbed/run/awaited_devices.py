@@ -10,8 +10,8 @@ from agents.device_actions import Crash, Join, Leave, PowerOff, PowerOn, Restart
 
 
 class AwaitedDevices:
-    """Deadlines of the devices that must come back, computed from the records of a run. All times are in
-    seconds and must come from the same clock."""
+    """Deadlines come from the records of a run. All times are in seconds and must come from the same
+    clock."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -19,7 +19,6 @@ class AwaitedDevices:
         self._down: set[str] = set()
         """Devices that a crash or a leave has ended."""
         self._unpowered: set[str] = set()
-        """Devices whose battery is empty."""
         self._deadlines: dict[str, float] = {}
 
     def record(self, record: events.Record, now: float) -> None:
@@ -54,7 +53,7 @@ class AwaitedDevices:
             self._deadlines[device] = now + self._timeout_s
 
     def overdue(self, now: float) -> Iterator[str]:
-        """Yield one sentence per device that did not come back in time. No device is reported twice."""
+        """Yield sentences. No device is reported twice."""
         late = [device for device, deadline in self._deadlines.items() if deadline <= now]
         for device in late:
             del self._deadlines[device]

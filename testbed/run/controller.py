@@ -67,25 +67,24 @@ from testbed.view import View
 _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
 _OTHER_HOSTS_INTERVAL_SECONDS = 10.0
-"""Seconds between two samples of the clock and the load of each other host with devices."""
+"""Seconds between two samples of clock and load."""
 _MESSAGE_RATE = 100, 10.0
-"""Limit of messages per topic: burst size, and messages per second. A device sends only one sample per
-second."""
+"""Messages per topic: burst size, and messages per second. A device sends only one sample per second."""
 _INBOX_BYTES = 8 * 2**20
-"""Maximum size of the messages that wait to be handled, in bytes."""
+"""Bytes that wait to be handled."""
 _END_TIMEOUT_SECONDS = 3.0
 """Seconds within which a container must end after its client."""
 _LAST_SECONDS = 1.0
 """Seconds that devices have to end after the aggregator."""
 _TRACEBACK_LINES = 40
-"""Number of log lines to show if the user's own code raised an exception."""
+"""Log lines to show if the user's own code raised an exception."""
 _ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
 """Seconds between two requests to read the limits of a device's container, and seconds after which wrong
 limits are an error."""
 _LOSSY = 0.05
 """Packet loss (as a share) above which a connection may by chance be silent for some seconds."""
 _MAX_RESTARTS = 3
-"""Maximum number of restarts of broker and aggregator in a run."""
+"""Restarts of broker and aggregator in a run."""
 _STOP_TIMEOUT_SECONDS = 4.0
 """Seconds that the aggregator has to finish its records when a run is interrupted."""
 
@@ -96,14 +95,14 @@ _NETWORK_HINT = (
 
 @dataclass(slots=True)
 class Timings:
-    """Durations of start-up and tear-down, in seconds of wall time."""
+    """Seconds of wall time."""
 
     launch: float = 0.0
-    """Seconds from the start until every process or container was started."""
+    """From the start until every process or container was started."""
     ready: float = 0.0
-    """Seconds from the end of `launch` until every client was ready."""
+    """From the end of `launch` until every client was ready."""
     down: float = 0.0
-    """Seconds from the end of the run until everything was removed."""
+    """From the end of the run until everything was removed."""
 
     def as_dict(self) -> dict[str, float]:
         return {name: round(value, 2) for name, value in dataclasses.asdict(self).items()}
@@ -132,8 +131,6 @@ def _tail(records: Sequence[events.Record]) -> Sequence[events.Record]:
 
 
 class Controller:
-    """Controller of one run of `spec` in `runtime`, shown by `view`."""
-
     def __init__(self, spec: RunSpec, runtime: Runtime, view: View) -> None:
         self._spec = spec
         self._runtime = runtime
@@ -152,13 +149,11 @@ class Controller:
         """Time in seconds, on the monotonic clock, of the last measurement of each device's link that
         the device made."""
         self._before_links: CpuReading | None = None
-        """CPU times of all processes before the last measurement of links; None if no link is
-        measured."""
+        """CPU times of all processes before the last measurement of links."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
-        """Planned limits of each emulated device's container; None if no control group limits the
-        container."""
+        """Planned limits of each emulated device's container; None if no control group limits it."""
         self._limited: dict[str, float] = {}
-        """Time in seconds, on the monotonic clock, at which the limits of each device were applied."""
+        """Time in seconds, on the monotonic clock, at which each device's limits were applied."""
         self._limits: dict[str, messages.LimitsRead] = {}
         """Limits of each device's container, as last read from the kernel."""
         self._asked: dict[str, float] = {}
@@ -166,7 +161,7 @@ class Controller:
         read the limits."""
         self._status: dict[str, str] = {}
         self._most_ready = 0
-        """Maximum number of devices that were ready at once before the run clock started."""
+        """Devices that were ready at once before the run clock started."""
         self._exit_codes: dict[str, int] = {}
         self._exits: list[str] = []
         """Sentences on the devices that the last check found ended while the run clock went."""
@@ -198,11 +193,10 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """State of each device after the actions on the device. Devices without an action are left
-        out."""
+        """State of each device after actions on it. Devices without an action are left out."""
         self._stopped_since: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which each process was found to be stopped by
-        somebody else. Processes that are not stopped are left out."""
+        somebody else."""
         self._disturbances = Ongoing()
         self._lasting: dict[str, float] = {}
         """Start of each disturbance that is not over, in seconds on the monotonic clock, by reason."""
@@ -227,7 +221,7 @@ class Controller:
         self._other_hosts: dict[str, HostSample | None] = {}
         """Other host with devices -> its last sample; None if its load is unknown."""
         self._used: dict[str, float] = {}
-        """CPU seconds of each device in the device's last sample."""
+        """Device -> CPU seconds in its last sample."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -263,7 +257,6 @@ class Controller:
             self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _report_left(self, error: HostError) -> None:
-        """Report that a run could not be removed completely. The run has failed for another reason."""
         run = self._spec.directory.run
         self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 
@@ -382,9 +375,8 @@ class Controller:
         return waiting
 
     def _wrong_limits(self, device: str) -> list[str]:
-        """Return one text per limit of the device that is not as requested, or one text if the limits
-        have not been read yet. The list is empty if all limits are as requested, or if no control group
-        limits the device."""
+        """Return one text per limit that is not as requested, or one if the limits have not been read
+        yet. The list is empty if no control group limits the device."""
         if (wanted := self._requested_limits.get(device)) is None:
             return []
         if (read := self._limits.get(device)) is None:
@@ -432,8 +424,7 @@ class Controller:
         return link_doubt(found) or segment_doubt(rates)
 
     def _link_figures(self) -> tuple[Fidelity, tuple[SegmentFidelity, ...]]:
-        """Return the figures of the links of devices that have not ended, and of segments, by their last
-        measurements."""
+        """Devices that have not ended, and segments, by their last measurements."""
         dilation = self._spec.plan.dilation
         self._probed += (in_device_time(one, dilation) for one in self._probes.read() if "probe" in one)
         before_the_start = SegmentClock(0.0, begin=math.inf)
@@ -442,7 +433,7 @@ class Controller:
         return found, segments.of_run(self._spec, (), 0.0, 0.0, 0.0)
 
     def _other_work(self) -> list[OtherWork]:
-        """Return the work of others during the last measurement of links, on each host with devices."""
+        """Work during the last measurement of links, on each host with devices."""
         self._sample_other_hosts()
         assert self._before_links is not None  # noqa: S101
         meter, now = self._runtime.meter, other_work.read()
@@ -451,8 +442,7 @@ class Controller:
         return [here, *(repetition.on_another_host(host, load) for host, load in others.items())]
 
     def _refuse_links(self, found: Fidelity, rates: tuple[SegmentFidelity, ...], measured: str) -> None:
-        """Raise RunFailedError if the run must not start. `measured`: how often links were measured, and
-        how busy hosts were."""
+        """`measured`: how often links were measured, and how busy hosts were. Raises RunFailedError."""
         why = link_doubt(found, FAILED_LINK_PERCENT, RATES) or segment_doubt(rates, FAILED_LINK_PERCENT)
         if why is not None:
             raise RunFailedError(
@@ -463,8 +453,8 @@ class Controller:
     def _measure_again(
         self, connection: Connection, seconds: float, links: list[str], shared: list[str]
     ) -> None:
-        """Wait for some seconds, then measure the links of devices again, then segments. Raises
-        RunFailedError if too few devices are left."""
+        """Measure the links of devices, then segments. Raises RunFailedError if too few devices are
+        left."""
         until = time.monotonic() + seconds
         for _ in self._ticks():
             if time.monotonic() >= until:
@@ -576,7 +566,6 @@ class Controller:
                     self._record_disruption(awake, asleep, "the controller stood still")
 
     def _sample_other_hosts(self) -> None:
-        """Sample the clock and the load of each other host with devices."""
         at = 0.0 if self.epoch is None else (time.monotonic() - self.epoch) / self._dilation
         for host, reading in self._runtime.meter.other_hosts(at, self._used).items():
             self._other_hosts[host] = reading.load
@@ -673,7 +662,7 @@ class Controller:
             write_telemetry(_line(message))
 
     def _record_failure(self, what: str) -> None:
-        """Record a failed action. The run continues, but is not valid."""
+        """The run continues, but is not valid."""
         self.failures.append(what)
         self._note(what)
 
@@ -715,7 +704,6 @@ class Controller:
                     self._exits.append(f"{self._title(name)} ended at {at:.1f} s with exit code {code}")
 
     def _full_disk(self) -> str:
-        """Return the error message for an aggregator that could not write its files."""
         directory = self._spec.directory
         told = self._log_tail(AGGREGATOR)
         resume = f", then go on: testbed up --resume {directory.run}"
@@ -735,8 +723,6 @@ class Controller:
                 self._record_failure(f"{ended}, without an order")
 
     def _check_stopped(self) -> None:
-        """Record which processes were stopped by somebody other than the testbed, and which stopped
-        processes continue."""
         now, known = time.monotonic(), self._stopped_since
         self._stopped_since = {
             name: known.get(name, now) for name in self._runtime.meter.externally_stopped()
@@ -796,7 +782,6 @@ class Controller:
         return "the relay" if relayed else f"the {component}"
 
     def _user_code_on(self, component: str) -> str:
-        """Return the names of the user's classes that run in `component`."""
         task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
         names = (task,) if component in self._devices else (task, rule)
         return " or ".join(filter(user_code.is_user_code, names)) or "own code"
@@ -871,7 +856,7 @@ class Controller:
         return self._status.get(AGGREGATOR) == "over"
 
     def _execute(self, command: dict[str, Any]) -> None:
-        """Carry out a user's command during the run. Raises BadInputError."""
+        """Raises BadInputError."""
         device, action = parse_command(command)
         if self._is_over:
             raise BadInputError(f"{self._spec.directory.run} is over except for its last evaluation.")
@@ -889,8 +874,7 @@ class Controller:
         self._player.execute(device, action)
 
     def _await_devices(self, seconds: float) -> None:
-        """Wait until all devices have ended. A device ends after its client. Raises RunFailedError if
-        the user's own code failed."""
+        """A device ends after its client. Raises RunFailedError if the user's own code failed."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._devices <= self._exit_codes.keys():
             time.sleep(_TICK_SECONDS)
@@ -905,8 +889,7 @@ class Controller:
             time.sleep(_TICK_SECONDS)
 
     def _log_tail(self, name: str, lines: int = 12) -> str:
-        """Return the end of a process's log, for an error message. The runtime is stopped first, because
-        that saves the logs."""
+        """The runtime is stopped first, because that saves the logs."""
         try:
             self._runtime.stop()
         except HostError as error:  # report it beside the message, not instead of it
@@ -915,11 +898,9 @@ class Controller:
 
 
 def _line(sample: messages.Telemetry | messages.GpuSample) -> str:
-    """Format a line of `telemetry.jsonl`."""
     return messages.encode(sample).decode() + "\n"
 
 
 def _hint(codes: set[int]) -> str:
-    """Return a hint if the exit code shows that the process was killed (137 or -9). The kernel kills
-    processes when memory runs out."""
+    """The kernel kills processes (exit code 137 or -9) when memory runs out."""
     return " Killed: perhaps it needs more memory." if codes & {137, -9} else ""

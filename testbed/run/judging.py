@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
-    """Judge a run. Return the judgement, and the number of segments that the judgement covers. Each
-    start of the run clock begins a segment.
+    """Return the number of segments that the judgement covers, too. Each start of the run clock begins a
+    segment.
 
     The fidelity is that of the last segment, and is saved in the run directory. The validity is that of
     the whole run. `epoch`: reading of the monotonic clock at device time 0.

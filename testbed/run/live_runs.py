@@ -26,8 +26,7 @@ _STOP_TIMEOUT_SECONDS, _STOP_SECONDS_PER_DEVICE, _LONGEST_STOP_SECONDS = 60.0, 1
 
 
 def find_live_runs() -> list[LiveRun]:
-    """Return all runs with running or left-over processes or containers on this machine, sorted by
-    id."""
+    """Runs with running or left-over processes or containers on this machine, sorted by id."""
     runs: dict[str, LiveRun] = {}
     for live in (live for name in emulated_runtime_names() for live in emulator(name).live_runs()):
         if live.run not in runs or runs[live.run].runtime is None:
@@ -36,8 +35,8 @@ def find_live_runs() -> list[LiveRun]:
 
 
 def find_all_runs(runs: Path) -> list[LiveRun]:
-    """Return the runs of `find_live_runs`, and the runs in the folder `runs` that have only a `work/`
-    folder left. If a run has only a controller left, its runtime is read from the manifest."""
+    """Runs of `find_live_runs`, and those in the folder `runs` that have only a `work/` folder left. If
+    a run has only a controller left, its runtime is read from the manifest."""
     found = {live.run: live for live in (*leftovers(None, runs), *find_live_runs())}
     return [_with_runtime(found[name]) for name in sorted(found)]
 
@@ -47,16 +46,15 @@ def _with_runtime(live: LiveRun) -> LiveRun:
 
 
 def _runtime(directory: RunDirectory | None) -> str | None:
-    """Return the runtime in the manifest; None if the manifest has no runtime yet or is damaged."""
+    """None if the manifest has no runtime yet or is damaged."""
     with suppress(BadInputError):
         return None if directory is None else directory.read_manifest().get("runtime")
     return None
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
-    """Return the runs of this host that have left something: the runs in `runs`, and `run` (an id or a
-    path). They have left something if their `work/` still exists, or if processes and files may be left
-    on real devices.
+    """Look at the runs in `runs`, and at `run` (an id or a path). They have left something if their
+    `work/` still exists, or if processes and files may be left on real devices.
 
     A run has only the folder `work/` left if its controller was killed before it had started anything.
     The same holds if the controller had started only local processes, because local processes end with
@@ -75,8 +73,7 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
 
 
 def _is_of_this_host(directory: RunDirectory) -> bool:
-    """Whether a run was started on this host, or the host of the run is unknown. Several hosts may share
-    a folder of runs."""
+    """True if the host is unknown. Several hosts may share a folder of runs."""
     with suppress(BadInputError):
         host: str | None = directory.read_manifest().get("host", {}).get("name")
         return host in (None, platform.node())
@@ -84,7 +81,7 @@ def _is_of_this_host(directory: RunDirectory) -> bool:
 
 
 def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
-    """Return the directory of `run`. Search in `runs`, then among the live runs of this machine.
+    """Search in `runs`, then among the live runs of this machine.
 
     `run`: an id, a path, or the beginning of either. Raises BadInputError if there is no such run, or
     more than one.
@@ -102,11 +99,8 @@ def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
 
 
 def prepare_resume(runs: Path, run: str) -> RunDirectory:
-    """Return the directory of the ended `run`, prepared for resuming.
-
-    `run`: an id in `runs`, a path, or the beginning of either. Raises BadInputError if there is no such
-    run, or the run cannot be resumed.
-    """
+    """`run`: an id in `runs`, a path, or the beginning of either. Raises BadInputError if there is no
+    such run, or the run cannot be resumed."""
     from agents.aggregator import snapshot  # imports all rules
 
     directory = find_run(run, runs)
@@ -140,7 +134,7 @@ def prepare_resume(runs: Path, run: str) -> RunDirectory:
 
 
 def _check_access(run: Path) -> None:
-    """Raise BadInputError if this user may not resume the run in the folder `run`."""
+    """Raises BadInputError if this user may not resume the run."""
     for folder in (run, run / "state"):
         allowed = os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
         if os.path.isdir(folder) and not allowed:  # noqa: PTH112  (Path's raises PermissionError)
@@ -150,8 +144,7 @@ def _check_access(run: Path) -> None:
 
 
 def _recorded_end(directory: RunDirectory) -> str | None:
-    """Return the reason why a run has ended as planned, from its records; None if the run has not ended
-    as planned. After a crash, the manifest may lack the reason."""
+    """Look for the end in the records: after a crash, the manifest may lack the reason."""
     if not directory.events.is_file():
         return None
     try:
@@ -162,8 +155,7 @@ def _recorded_end(directory: RunDirectory) -> str | None:
 
 
 def take_down(live: LiveRun) -> None:
-    """End the run `live`, through its controller if the controller is alive. Then remove everything that
-    is left of the run.
+    """Let the controller end the run if it is alive. Then remove everything that is left.
 
     Raises HostError if something may be left.
     """
@@ -193,8 +185,7 @@ def take_down(live: LiveRun) -> None:
 
 
 def _ask_controller(directory: RunDirectory) -> None:
-    """Ask the controller to end the run. Wait for at most `stop_timeout` until the controller has ended.
-    If the controller is not alive, do nothing."""
+    """Wait for at most `stop_timeout`. If the controller is not alive, do nothing."""
     from testbed.runtimes.process import runtime
 
     with suppress(psutil.Error, BadInputError):
@@ -206,11 +197,8 @@ def _ask_controller(directory: RunDirectory) -> None:
 
 
 def stop_timeout(directory: RunDirectory) -> float:
-    """Return the seconds that a controller may take to end its run.
-
-    The time is long, because the engine needs time to remove many containers, and because a run is worth
-    little without verdict and logs.
-    """
+    """Seconds that a controller may take to end its run: the engine needs time to remove many
+    containers, and a run is worth little without verdict and logs."""
     devices = 0
     with suppress(BadInputError):  # it is damaged
         devices = len(directory.read_manifest().get("devices", {}))
@@ -218,8 +206,7 @@ def stop_timeout(directory: RunDirectory) -> float:
 
 
 def _own_directory(live: LiveRun) -> RunDirectory | None:
-    """Return the run's directory; None if the run has no directory, or if the run's label names the
-    directory of another run."""
+    """None if the run has no directory, or if its label names the directory of another run."""
     if live.directory is None or live.directory.name != live.run:
         return None
     found = finding.find_exact(str(live.directory), Path())

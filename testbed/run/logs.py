@@ -15,15 +15,14 @@ from testbed.runtimes import emulator
 from testbed.traits import is_simulated
 
 _MAX_LINE = 10_000
-"""Maximum number of characters to show of a line. A limit is needed, because a device may have written
-the line."""
+"""A limit is needed, because a device may have written the line."""
 
 
 def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[tuple[str, str]]:
-    """Yield the name and the last `tail` lines of each component of a run.
+    """Yield name and lines of each component.
 
-    `component`: name of the only component or device group to read; None for all components. Raises
-    BadInputError if the run has no such component.
+    `component`: the only component or device group to read. Raises BadInputError if the run has no such
+    component.
     """
     name = directory.run
     live = next((found for found in live_runs.find_live_runs() if found.run == name), None)
@@ -51,10 +50,7 @@ def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[
 
 
 def story(directory: RunDirectory, device: str) -> str:
-    """Return what happened to `device`, one line per event in the records so far.
-
-    Raises BadInputError if the run has no such device.
-    """
+    """One line per event in the records so far. Raises BadInputError if the run has no such device."""
     devices = directory.read_manifest().get("devices", {})
     if device not in devices:
         raise BadInputError(

@@ -28,7 +28,7 @@ from agents.wire import payloads
 from analysis.load import Run
 
 _SHOWN = 4
-"""Number of elements of a vector to show."""
+"""Elements of a vector to show."""
 _ADDED = {"delta", "gradient"}
 """Kinds of updates that are added to w."""
 _OF_ONE_VERSION = {"fedavg"}
@@ -38,22 +38,18 @@ the models' deltas."""
 
 @dataclass(frozen=True, slots=True)
 class OptimumComparison:
-    """Final model and optimum of a run. Vectors have shape (d,) and are float64."""
+    """Vectors have shape (d,) and are float64."""
 
     final: Vector
-    """The final model."""
     optimum: Vector
-    """The minimum of the global loss."""
     surrogate: Vector | None
     """Point to which the run converges by theory; None if no theory applies."""
 
     @property
     def distance(self) -> float:
-        """Distance of the final model from the optimum."""
         return float(np.linalg.norm(self.final - self.optimum))
 
     def lines(self) -> list[str]:
-        """Return a report in plain text."""
         lines = [
             f"final model       {_format_vector(self.final)}  {self.distance:.3g} from the optimum",
             f"optimum           {_format_vector(self.optimum)}",
@@ -66,8 +62,7 @@ class OptimumComparison:
 
 
 def compare_with_optimum(run: Run) -> OptimumComparison | None:
-    """Compare a run's final model with the optimum. Return None if the run has another task or no final
-    model."""
+    """None if the run has another task or no final model."""
     task = run.topology.get("task", {})
     path = run.path / "models" / "final.safetensors"
     if task.get("name") != "quadratic" or not path.is_file():
@@ -82,8 +77,7 @@ def compare_with_optimum(run: Run) -> OptimumComparison | None:
 
 
 def _center_weights(run: Run, importance: Vector) -> Vector | None:
-    """Return the weights that theory gives to the devices' centers, in the plan's order; None if no
-    theory applies."""
+    """Weights in the plan's order; None if no theory applies."""
     kinds = set(run.updates["kind"])
     if not kinds or not _is_same_training(run):
         return None
@@ -96,8 +90,7 @@ def _center_weights(run: Run, importance: Vector) -> Vector | None:
 
 
 def _is_same_training(run: Run) -> bool:
-    """Whether all updates come from the same local training, with the same number of steps, and
-    `_is_linear` is true for this training."""
+    """Updates must have the same number of steps, too."""
     general = run.topology["task"].get("local", {})
     # A group whose devices are drawn or recorded has only the keys of the file.
     locals_ = [{**general, **group.get("local", {})} for group in run.topology["devices"]]

@@ -17,13 +17,13 @@ from testbed.traits import emulated_runtime_names, runtime_names, traits
 
 
 def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
-    """Load the topology at `path`, and plan the topology on this host. Raises BadInputError."""
+    """Raises BadInputError."""
     topology = load(path)
     return topology, plan_topology(topology, options)
 
 
 def plan_topology(topology: Topology, options: Options) -> Plan:
-    """Plan `topology` on this host. Raises BadInputError."""
+    """Raises BadInputError."""
     found = catalog.read(topology)
     plan_on_host.check_model(topology)
     runtime = choose_runtime(options, topology.runtime.name)
@@ -40,8 +40,7 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
 
 
 def choose_runtime(options: Options, requested: str = "auto") -> str:
-    """Return the name of the runtime in `options`, or `requested` if `options` has none. `auto` is
-    replaced by a runtime that this host has."""
+    """`auto` is replaced by a runtime that this host has."""
     runtime = options.runtime or requested
     if runtime == "auto":
         single = (name for name in emulated_runtime_names() if not traits(name).many_hosts)
@@ -50,7 +49,7 @@ def choose_runtime(options: Options, requested: str = "auto") -> str:
 
 
 def check_host(topology: Topology, plan: Plan) -> None:
-    """Raise HostError if a quick check shows that this host, or a real device, cannot run `plan`."""
+    """A quick check of this host and of real devices. Raises HostError."""
     if plan.traits.simulated:
         return
     emulator(plan.runtime).check_host()
@@ -61,9 +60,8 @@ def check_host(topology: Topology, plan: Plan) -> None:
 
 
 def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
-    """Return the machines to plan for. If `options` names a file that describes machines, return these
-    machines; otherwise return the machines of the Swarm. The result is empty for a runtime that uses
-    this host only. Raises BadInputError."""
+    """Machines of a file that `options` names, or of the Swarm; empty for a runtime that uses this host
+    only. Raises BadInputError."""
     if traits(runtime).many_hosts:
         from testbed.host import swarm_nodes  # imports the Docker SDK
 
@@ -77,8 +75,7 @@ def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
 
 
 def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
-    """Return the speed of a core of each node. The speed is computed from the node's description, or
-    measured on the node."""
+    """Speeds of described nodes are computed, others are measured there."""
     if options.nodes is not None:
         return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
     from testbed.runtimes.swarm import node_calibration  # imports the Docker SDK: half a second

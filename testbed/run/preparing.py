@@ -20,13 +20,13 @@ from testbed.topology.profiles import Profiles
 from testbed.view import View
 
 _MOST_NAMED = 1_000
-"""Maximum number of classes whose names are kept with the run."""
+"""Classes whose names are kept with the run."""
 
 
 def prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> tuple[RunSpec, Prepared]:
-    """Partition the data, and write the first files of the run directory. Raises TestbedError."""
+    """Raises TestbedError."""
     if options.resume and (why := plan.traits.unresumable_reason):
         raise BadInputError(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
@@ -74,14 +74,13 @@ def prepare(
 
 
 def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
-    """Set aside invalid files of updates that clients had finished in an earlier segment of the run.
-    Return one sentence per file that was set aside."""
+    """Updates that clients had finished in an earlier segment of the run. Return one sentence per file
+    that was set aside."""
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 
 def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
-    """Return the manifest's entries on the run's own data files. Warn if the data files have changed
-    since a resumed run began. Raises BadInputError."""
+    """Warn if the data files have changed since a resumed run began. Raises BadInputError."""
     files = datasets.own_files_digest(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(
@@ -92,8 +91,8 @@ def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dic
 
 
 def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
-    """Write the files that are needed to repeat the run: the topology, the profiles and measurements
-    that the run uses, and a copy of the user's own code."""
+    """Write what is needed to repeat the run: the topology, profiles and measurements, and a copy of the
+    user's own code."""
     code = topology.user_code
     if code is not None:
         code.copy(directory.code)
@@ -109,7 +108,7 @@ def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> Non
 
 
 def check_code(topology: Topology, directory: RunDirectory) -> None:
-    """Raise BadInputError if the user's own code has changed since the run began."""
+    """Raises BadInputError."""
     code = topology.user_code
     if code is not None and directory.read_manifest().get("code") != code.digest:
         raise BadInputError(f"{directory.code} has changed since the run began: start a new run with it")

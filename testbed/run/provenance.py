@@ -27,8 +27,8 @@ _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "d
 
 
 def describe(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, Any]:
-    """Return the manifest's entries that are known before the start. `labels`: client -> number of the
-    client's samples of each class; clients without an entry are alike."""
+    """Entries that are known before the start. `labels`: client -> number of samples of each class;
+    clients without an entry are alike."""
     return {
         "format": events.FORMAT,
         "runtime": spec.plan.runtime,
@@ -57,7 +57,7 @@ _SOURCES = attrgetter(
 
 
 def _devices(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, dict[str, Any]]:
-    """Return the devices' entries. Devices that are alike share one (`analysis.alike_devices`)."""
+    """Devices that are alike share an entry (`analysis.alike_devices`)."""
     weights, samples = importance(spec), spec.samples
     entries: dict[str, dict[str, Any]] = {}
     following, former, entry = "", None, {}
@@ -96,13 +96,12 @@ def _entry(device: PlannedDevice, samples: int, importance: float, labels: list[
 
 
 def _energy(energy: EnergyConfig) -> dict[str, Any]:
-    """Return a device's energy settings. Of a charger, only whether there is one: its trace may be
-    long."""
+    """Leave out the charger's settings, except whether there is one: its trace may be long."""
     return {**asdict(replace(energy, charger=None)), "charger": energy.charger is not None}
 
 
 def _cpus(plan: Plan) -> dict[str, Any] | None:
-    """Return the assignment of this host's CPUs; None if devices are simulated."""
+    """None if devices are simulated."""
     if plan.traits.simulated:
         return None
     return {
@@ -115,7 +114,6 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
 
 
 def _shaper(plan: Plan) -> dict[str, str | None]:
-    """Return the shaper of the links, and the reason why this shaper was chosen."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
     linked = plan.traits.simulated and not all(device.is_direct for device in plan.devices)
@@ -123,8 +121,7 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
 
 
 def _clock(plan: Plan) -> dict[str, float]:
-    """Return the manifest's entry with the Unix time, in seconds, at which the host's monotonic clock
-    was 0; empty if devices are simulated.
+    """Unix time in seconds at which the host's monotonic clock was 0; empty if devices are simulated.
 
     The telemetry of the current segment has times of the monotonic clock.
     """
@@ -133,8 +130,7 @@ def _clock(plan: Plan) -> dict[str, float]:
 
 @functools.cache  # a sweep describes thousands of runs, all with the same loaded code
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages on which results depend, NumPy's BLAS, and the
-    processor."""
+    """Versions on which results depend, and the processor."""
     return {
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
@@ -144,8 +140,8 @@ def versions() -> dict[str, str]:
 
 
 def other_versions(theirs: Mapping[str, str], names: Collection[str]) -> list[str]:
-    """Return those of the versions `names` that are different here, such as `torch 2.13.0 (here
-    2.14.0)`. `theirs`: result of `versions` elsewhere, or an earlier one, which may lack some."""
+    """`torch 2.13.0 (here 2.14.0)` for example. `theirs`: result of `versions` elsewhere, or an earlier
+    one, which may lack some."""
     here = versions()
     return [
         f"{name} {theirs[name]} (here {here[name]})"
@@ -167,8 +163,7 @@ def host() -> dict[str, Any]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit of the running program, with `+` if files differ from it; None if the commit is
-    unknown."""
+    """With `+` if files differ from the commit; None if it is unknown."""
     if bundle.COMMIT.is_file():  # a wheel
         return bundle.COMMIT.read_text(encoding="ascii").strip()
     try:

@@ -34,18 +34,13 @@ _MAX_MODEL_BYTES = 2**33
 
 @dataclass(slots=True)
 class ReplayResult:
-    """Extent of a replay: what was compared and found equal to the run."""
+    """Counts of what was compared and found equal to the run."""
 
     rule: str = ""
-    """Name of the rule."""
     updates: int = 0
-    """Number of applied updates."""
     version: int = 0
-    """Version of the final model."""
     models: int = 0
-    """Number of models that were compared."""
     records: int = 0
-    """Number of records that were compared."""
 
     def __str__(self) -> str:
         models, records = quantity(self.models, "model"), quantity(self.records, "record")
@@ -53,16 +48,13 @@ class ReplayResult:
 
 
 class _DifferenceError(Exception):
-    """The replay differs from the run. The text says where."""
+    """The text says where the replay differs from the run."""
 
 
 def replay(directory: RunDirectory) -> ReplayResult:
-    """Replay the run in `directory`.
-
-    Raises BadInputError if the run has not ended, or its recording is missing or cannot be read. Raises
-    RunFailedError, with the first difference, if the replay differs from the run, or if the final model
-    is missing.
-    """
+    """Raises BadInputError if the run has not ended, or its recording is missing or cannot be read.
+    Raises RunFailedError, with the first difference, if the replay differs from the run, or if the final
+    model is missing."""
     if not directory.inputs.is_file():
         raise BadInputError(
             f"{directory.path} has no recording: run its topology again with `durability: recording`"
@@ -112,7 +104,7 @@ class _Replay:
     same: ReplayResult = field(default_factory=ReplayResult)
     _logged: Iterator[tuple[int, events.Record]] = field(init=False)
     _final: tuple[Vector, Buffers] | None = None
-    """The final model; None before the run has ended. A resumed run may end more than once."""
+    """None before the run has ended. A resumed run may end more than once."""
 
     def __post_init__(self) -> None:
         self._logged = (
@@ -174,8 +166,7 @@ class _Replay:
         self.same.version = server.version
 
     def _expect(self, record: events.Record) -> None:
-        """Check that the next record in the run's log equals `record`, with numbers rounded as in the
-        file."""
+        """Numbers are rounded as in the file."""
         replayed = events.from_line(events.to_line(record))
         number, found = next(self._logged, (0, None))
         if found is None:
@@ -201,7 +192,6 @@ class _Replay:
         self.same.models += 1
 
     def _load_model(self, name: str) -> tuple[Vector, Buffers]:
-        """Load the run's model `name`."""
         path = self.directory.models / f"{name}.safetensors"
         if not path.is_file():
             raise _DifferenceError(f"models/{name} is missing")

@@ -22,14 +22,13 @@ from testbed.topology import yamlfile
 from testbed.topology.yamlfile import Where
 
 _NAMED = 5
-"""Maximum number of differences that an error lists."""
+"""Differences that an error lists."""
 _SHOWN = 60
-"""Maximum number of characters to show of a value."""
+"""Characters of a value."""
 _NOTHING = object()
 
 
 def save(directory: RunDirectory) -> None:
-    """Save copies and digests of the files that the run starts from."""
     directory.state.mkdir(mode=0o700, exist_ok=True)
     for path in _files(directory):
         if path.is_file():
@@ -39,12 +38,11 @@ def save(directory: RunDirectory) -> None:
 
 
 def _files(directory: RunDirectory) -> tuple[Path, ...]:
-    """Return the paths of the files that determine the run's plan."""
     return directory.topology, directory.profiles, directory.measured
 
 
 def _read(directory: RunDirectory, folder: Path) -> Any:
-    """Read the files of the run's plan in `folder`. Raises BadInputError."""
+    """Raises BadInputError."""
     topology, *others = (folder / path.name for path in _files(directory))
     data = yamlfile.read(topology).data
     beside = {path.name: yamlfile.read(path).data for path in others if path.is_file()}
@@ -52,8 +50,7 @@ def _read(directory: RunDirectory, folder: Path) -> Any:
 
 
 def check(directory: RunDirectory) -> None:
-    """Raise BadInputError if the run in `directory` cannot continue, because a file that the run started
-    from has changed."""
+    """Raises BadInputError if a file that the run started from has changed."""
     manifest = directory.read_manifest()
     now = _read(directory, directory.path)
     if _digest_of(now) != manifest.get("topology"):
@@ -72,7 +69,6 @@ def check(directory: RunDirectory) -> None:
 
 
 def _differences(directory: RunDirectory) -> str:
-    """Describe the differences for an error message."""
     path, now = directory.state / directory.topology.name, _read(directory, directory.path)
     try:
         began = _read(directory, directory.state)
@@ -86,7 +82,7 @@ def _differences(directory: RunDirectory) -> str:
 
 
 def _describe_differences(began: Any, now: Any, where: Where) -> Iterator[str]:
-    """Yield a sentence on each difference: `rule.buffer_size was 2, and is 7`."""
+    """Yield sentences such as `rule.buffer_size was 2, and is 7`."""
     if isinstance(began, dict) and isinstance(now, dict):
         for key in {**began, **now}:
             yield from _describe_differences(
@@ -114,7 +110,7 @@ def _canonical(value: Any) -> str:
 
 
 def _digest_of(data: Any) -> str:
-    """Return the hash of a file's content. Comments and the order of keys are ignored."""
+    """Comments and the order of keys are ignored."""
     return hashlib.sha256(_canonical(data).encode("utf-8", "surrogatepass")).hexdigest()
 
 

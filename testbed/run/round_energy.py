@@ -27,16 +27,16 @@ from testbed.rundir.tail import Samples
 
 @dataclass(slots=True)
 class _Consumption:
-    """Consumption and battery level of a device over device time. Times are in seconds."""
+    """Times are device time in seconds."""
 
     times: array[float] = field(default_factory=lambda: array("d"))
     energies: array[float] = field(default_factory=lambda: array("d"))
-    """Consumption without transfers, in joules."""
+    """Joules without transfers."""
     levels: array[float] = field(default_factory=lambda: array("d"))
-    """Levels of the battery, from 0 to 1; NaN if the device has no battery."""
+    """From 0 to 1; NaN if the device has no battery."""
 
     def add(self, at: float, energy: float, level: float | None) -> None:
-        """Add a sample. A sample that is not newer than the last one is ignored."""
+        """A sample that is not newer than the last one is ignored."""
         if not self.times or at > self.times[-1]:
             self.times.append(at)
             self.energies.append(energy)
@@ -46,17 +46,14 @@ class _Consumption:
         self.add(at, figures.consumed - figures.transferred, figures.level)
 
     def covers(self, at: float) -> bool:
-        """Whether there is a sample at `at` or later."""
         return bool(self.times) and self.times[-1] >= at
 
     def until(self, at: float) -> float:
-        """Return the consumption until `at`, interpolated between samples. After the last sample, the
-        last power counts."""
+        """Interpolate between samples. After the last sample, the last power counts."""
         return self._at(at, self.energies)
 
     def level(self, at: float) -> float | None:
-        """Return the level of the battery at `at`, interpolated between samples; None if the device has
-        no battery."""
+        """Interpolate between samples. None if the device has no battery."""
         level = self._at(at, self.levels)
         return None if math.isnan(level) else min(1.0, max(0.0, level))
 
@@ -87,24 +84,22 @@ class _Consumption:
 
 @dataclass(frozen=True, slots=True)
 class _EndedRound:
-    """A round that has ended."""
+    """Times are device time in seconds."""
 
     client: str
     dispatch: int
     begin: float
-    """Device time in seconds from which the round's consumption counts."""
+    """Time from which the consumption counts."""
     end: float
-    """Device time in seconds until which the round's consumption counts."""
+    """Time until which it counts."""
     at: float
-    """Device time in seconds of the record."""
     transfers: float
-    """Energy of the model's and the update's bytes, in joules."""
+    """Joules of the model's and the update's bytes."""
     is_sent: bool
-    """Whether the device sent the update."""
 
 
 class RoundEnergies:
-    """Energy of the rounds of a run. `model_bytes`: size of a model on the wire."""
+    """`model_bytes`: size of a model on the wire."""
 
     def __init__(self, plan: Plan, model_bytes: int) -> None:
         self._configs: Mapping[str, EnergyConfig] = {
@@ -115,11 +110,11 @@ class RoundEnergies:
         self._epoch = 0.0
         self._consumption = {device: _Consumption() for device in self._configs}
         self._consumed = dict.fromkeys(self._configs, 0.0)
-        """Device -> total consumption in joules at its last sample."""
+        """Device -> joules at its last sample."""
         self._consumed_before = dict.fromkeys(self._configs, 0.0)
-        """Device -> total consumption in joules at the last start of the run clock."""
+        """Device -> joules at the last start of the run clock."""
         self._ended: list[_EndedRound] = []
-        """Rounds whose energy is not known yet, because it needs a later sample."""
+        """Their energy is not known yet, because it needs a later sample."""
         self._counted = dict.fromkeys(self._configs, 0.0)
         """Device -> device time in seconds until which its consumption belongs to ended rounds."""
         self._rejected: set[tuple[str, int]] = set()
@@ -127,13 +122,11 @@ class RoundEnergies:
 
     @property
     def consumed(self) -> float:
-        """Energy that all devices have consumed since the last start of the run clock in this process,
-        in joules."""
+        """Joules of all devices since the last start of the run clock in this process."""
         return sum(self._consumed[name] - self._consumed_before[name] for name in self._consumed)
 
     @property
     def devices(self) -> Mapping[str, EnergyConfig]:
-        """Devices whose energy is counted, with their settings."""
         return self._configs
 
     def resume(
@@ -163,9 +156,8 @@ class RoundEnergies:
     def start(
         self, epoch: float, at: float, earlier: Mapping[str, EnergyFigures]
     ) -> Iterator[EnergyStart]:
-        """Start to count, and yield the orders to do so. `epoch`: reading of the monotonic clock at
-        device time 0. `at`: device time in seconds. `earlier`: energy of each device at the end of the
-        run's earlier segment; empty if there is none."""
+        """Yield the orders to start. `epoch`: reading of the monotonic clock at device time 0. `at`:
+        device time in seconds. `earlier`: at the end of the run's earlier segment."""
         self._epoch = epoch
         for device, consumption in self._consumption.items():
             figures = earlier.get(device)
@@ -181,7 +173,6 @@ class RoundEnergies:
             yield EnergyStart(device, epoch, max(0.0, at), figures)
 
     def sample(self, sample: EnergySample) -> None:
-        """Add an energy sample."""
         if sample.device in self._consumption:
             at = (sample.at - self._epoch) / self._dilation
             figures = sample.energy
@@ -189,7 +180,7 @@ class RoundEnergies:
             self._consumption[sample.device].add_sample(at, figures)
 
     def record(self, record: events.Record) -> None:
-        """Handle a record of the run. Rounds of devices whose energy is not counted are ignored."""
+        """Rounds of devices whose energy is not counted are ignored."""
         match record:
             case events.UpdateApplied(client=client) if client in self._configs:
                 self._end(
@@ -231,8 +222,8 @@ class RoundEnergies:
         self._counted[ended.client] = max(self._counted[ended.client], ended.end)
 
     def orders(self, *, is_over: bool = False) -> list[EnergyOrder]:
-        """Return the orders to record the rounds whose energy is known now. `is_over`: whether the run
-        is over, so that no later sample is awaited."""
+        """Orders to record the rounds whose energy is known now. `is_over`: whether the run is over, so
+        that no later sample is awaited."""
         found, left = [], []
         for one in self._ended:
             if is_over or self._consumption[one.client].covers(one.end):

@@ -25,7 +25,7 @@ _MAX_BYTES = 2**33
 def evaluate_saved_models(
     directory: RunDirectory, root: Path | None, *, classes: bool = False, devices: int | None = None
 ) -> pd.DataFrame:
-    """Evaluate the models that the run saved. The result has one row per model and part of the data.
+    """Return one row per model and part of the data.
 
     Columns: `model` (the file's name), `version`, `part` (`test set`, `class`, `device`), `name`,
     `samples`, `loss`, `accuracy`, and `perplexity` if the task has one.

@@ -33,8 +33,6 @@ from testbed.topology.action_timeline import Step
 
 
 class Actuator(Protocol):
-    """Interface for the actions of a runtime on devices."""
-
     def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out the runtime's part of `action`. Return the orders for the processes that do the
         rest.
@@ -45,10 +43,7 @@ class Actuator(Protocol):
 
 
 def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
-    """Return the device and the action of a user's command.
-
-    The command is the action's JSON form with the key `device`. Raises BadInputError.
-    """
+    """The command is the action's JSON form with the key `device`. Raises BadInputError."""
     action = from_json({key: value for key, value in command.items() if key != "device"})
     if action is None:
         name = command.get("action")
@@ -59,8 +54,8 @@ def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
 
 
 def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
-    """Return the smallest list of actions that brings each device from the initial state to the state
-    after `steps`."""
+    """Smallest list of actions that brings each device from the initial state to the state after
+    `steps`."""
     states: dict[str, DeviceState] = {}
     joined = set()
     for step in steps:
@@ -76,14 +71,13 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 
 def _only_ends(action: Action) -> bool:
-    """Whether `action` only ends a state such as a pause. An action of this kind has no effect on a
-    device that was present at the start and is still in its initial state."""
+    """Ends have no effect on a device that was present at the start and is still in its initial
+    state."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
 def segment_orders(segment: str, action: Action, dilation: float) -> list[AddressedOrder]:
-    """Return the orders that carry out `action` on `segment`. Raises BadInputError if the action applies
-    to devices only."""
+    """Raises BadInputError if the action applies to devices only."""
     if not isinstance(action, SegmentAction):
         raise BadInputError(
             f"{segment} is a segment: only its link and its background traffic change, and it can be "
@@ -95,11 +89,11 @@ def segment_orders(segment: str, action: Action, dilation: float) -> list[Addres
 
 
 class ScenarioPlayer:
-    """Player that carries out `steps` on the devices of `actuator`, in the order of time.
+    """Carries out `steps` on the devices of `actuator`, in the order of time.
 
-    `segments`: names of the segments, on which the router or the relay acts.
-    `send`: called with each order for another process. `failed`: called with a sentence on each step
-    that failed. `dilation`: host seconds per second of device time.
+    `segments`: on which the router or the relay acts. `send`: called with each order for another
+    process. `failed`: called with a sentence on each step that failed. `dilation`: host seconds per
+    second of device time.
     """
 
     def __init__(
@@ -121,12 +115,9 @@ class ScenarioPlayer:
         self._epoch: float | None = None
 
     def start(self, epoch: float, begin: float = 0.0) -> None:
-        """Start the player.
-
-        `epoch`: reading of the monotonic clock at time 0 of the run clock. `begin`: seconds of the run
-        clock at which a resumed run continues. Earlier steps are not repeated, but their remaining
-        effects are carried out again.
-        """
+        """`epoch`: reading of the monotonic clock at time 0 of the run clock. `begin`: seconds of the
+        run clock at which a resumed run continues. Earlier steps are not repeated, but their remaining
+        effects are carried out again."""
         self._epoch = epoch
         for device, action in remaining_effects(self._until(from_seconds(begin))):
             self._play(device, action, begin)
@@ -138,25 +129,22 @@ class ScenarioPlayer:
 
     @property
     def next_due(self) -> float:
-        """Time in seconds, on the monotonic clock, at which the next step is due; infinity if there is
-        none."""
+        """Seconds on the monotonic clock; infinity if no step is left."""
         if self._next is None or self._epoch is None:
             return float("inf")
         return self._epoch + to_seconds(self._next.at) * self._dilation
 
     def play(self) -> None:
-        """Carry out the steps that are due."""
         while (step := self._next) is not None and time.monotonic() >= self.next_due:
             self._next = next(self._steps, None)
             self._play(step.device, step.action, to_seconds(step.at))
 
     def execute(self, device: str, action: Action) -> None:
-        """Carry out the action of a user's command at once. Raises BadInputError, HostError."""
+        """Raises BadInputError, HostError."""
         self._do(device, action, None)
 
     def _play(self, device: str, action: Action, planned: float) -> None:
-        """Carry out a step. If the device's state does not allow the step, report that. The run
-        continues."""
+        """If the device's state does not allow the step, report that. The run continues."""
         try:
             self._do(device, action, planned)
         except BadInputError as error:

@@ -17,8 +17,7 @@ _CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
 
 
 def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
-    """Run a grid of CPU shares and a grid of links, in folders in `runs`. Return the run directories. If
-    the runtime cannot lose packets, links with loss are left out. Raises TestbedError."""
+    """If the runtime cannot lose packets, links with loss are left out. Raises TestbedError."""
     refuse_simulated(runtime)
     made = []
     options = Options(runtime)

@@ -19,7 +19,7 @@ _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
 
 
 def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
-    """Open a shell in `device` of a run, or run `command` there; return its exit code.
+    """Open a shell, or run `command`; return its exit code.
 
     `device`: a device, or a group with one device. Raises BadInputError if the run has no such device,
     or the device has no container on this host.

@@ -31,12 +31,9 @@ from testbed.view import View
 def run(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> events.RunEnded:
-    """Execute the plan in `directory`, and return how the run ended.
-
-    Raises TestbedError if the run fails, and KeyboardInterrupt if it is interrupted. In all cases, no
+    """Raises TestbedError if the run fails, and KeyboardInterrupt if it is interrupted. In all cases, no
     process or container is left running, and the directory is readable. If the run clock had started,
-    the run is judged.
-    """
+    the run is judged."""
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
         simulated = plan.traits.simulated
@@ -69,7 +66,6 @@ def run(
 
 
 def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
-    """Run in virtual time, in this process."""
     begin = time.monotonic()
     try:
         return simulator(spec.plan.runtime).run(spec, prepared, view)
@@ -78,7 +74,6 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 
 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
-    """Run in wall-clock time, on devices that a runtime starts and ends."""
     from testbed.run.controller import Controller  # imports MQTT, which virtual time does not use
     from testbed.runtimes.ssh import mixed
 
@@ -109,7 +104,6 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
 
 
 def _refused_requests(spec: RunSpec) -> dict[str, int]:
-    """Return the number of requests that the broker refused, per login."""
     try:
         log = spec.directory.log(BROKER).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -21,13 +21,12 @@ from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 
 _ANSWER_TIMEOUT_SECONDS = 30.0
-"""Maximum seconds to wait for the answer to each command."""
+"""Limit for the answer to each command."""
 _LOOK_SECONDS = 0.02
-"""Seconds between two checks for an answer."""
 
 
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
-    """Have the run's controller carry out `orders`, one after the other.
+    """Carry out `orders` one after the other.
 
     Raises BadInputError if the run cannot take orders, or if the controller refuses an order. If an
     order is refused, the other orders are still carried out. Raises RunFailedError if the controller
@@ -59,8 +58,7 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
 
 
 def _await_answer(path: Path) -> str | None:
-    """Wait for the answer to an order. Return the reason why the order failed; None if the order was
-    carried out. Raises TimeoutError."""
+    """Return the reason why the order failed; None if it was carried out. Raises TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
@@ -79,8 +77,7 @@ class CommandFolder:
         folder.mkdir(exist_ok=True)
 
     def serve(self, execute: Callable[[dict[str, Any]], None]) -> None:
-        """Carry out the waiting commands. If `execute` raises a TestbedError, the answer to the command
-        is the message of that error."""
+        """If `execute` raises a TestbedError, the answer to the command is the message of that error."""
         with os.scandir(self._folder) as entries:
             commands = sorted(entry.path for entry in entries if entry.name.endswith(".order"))
         for path in map(Path, commands):

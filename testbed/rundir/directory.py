@@ -21,82 +21,74 @@ from testbed.errors import BadInputError, reading_run
 from testbed.rundir import finding
 
 _MAX_TAIL_BYTES = 4 * 2**20
-"""Number of bytes at the end of a log that are searched for the log's last lines."""
+"""Bytes at the end of a log that are searched for its last lines."""
 _MAX_LINE = 1000
-"""Maximum number of characters of a log line in an error message. A device may have written the line."""
+"""Characters of a log line in an error message. A device may have written the line."""
 _START_TOLERANCE_SECONDS = 2.0
-"""Maximum difference in seconds between a process's recorded start time and the start time that the
-kernel reports. The kernel derives start times from the wall clock, which may be adjusted."""
+"""Difference between a process's recorded start time and the one that the kernel reports. The kernel
+derives start times from the wall clock, which may be adjusted."""
 
 
 def _run_id(name: str) -> str:
-    """Make a run id: `<topology name>-<date>-<time>-<4 hex digits>`, in local time."""
+    """`<topology name>-<date>-<time>-<4 hex digits>`, in local time."""
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 class RunDirectory:
-    """Files and folders of one run. The folder `work/` is used only while the run is live, and is
-    removed at the end."""
+    """The folder `work/` is used only while the run is live, and is removed at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run = path.name
-        """The run's id."""
         self.topology = path / "topology.yaml"
-        """The topology, including all default values."""
+        """With all default values."""
         self.profiles = path / "profiles.yaml"
-        """The device profiles and link classes that the topology names."""
+        """Device profiles and link classes that the topology names."""
         self.measured = path / "measured.yaml"
         """Measurements on the host for this run (`testbed.plan.measurements`)."""
         self.fleet = path / "fleet.json"
-        """Keys of the devices that were drawn (`testbed.topology.fleets`). This file exists only if a
-        group of the topology has `draw`."""
+        """Keys of drawn devices (`testbed.topology.fleets`), only if a group of the topology has
+        `draw`."""
         self.code = path / "code"
-        """The copy of the user's own code (`testbed.user_code`) that the run uses."""
+        """Copy of the user's own code (`testbed.user_code`)."""
         self.manifest = path / "manifest.json"
         self.events = path / "events.jsonl"
         self.inputs = path / "inputs.bin"
-        """The aggregator's inputs (`agents.aggregator.recording`). This file exists only if `durability`
-        is `recording`."""
+        """The aggregator's inputs (`agents.aggregator.recording`), only if `durability` is
+        `recording`."""
         self.telemetry = path / "telemetry.jsonl"
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"
         self.start = path / "start.safetensors"
-        """Initial state of the model. This file exists only if the topology gives `task.initial`, or if
-        some parameters are not trained."""
+        """Initial state of the model, only if the topology gives `task.initial`, or if some parameters
+        are not trained."""
         self.hosts = path / "hosts.json"
-        """Real devices of the run. This file exists only while anything of the run may be left on
-        them."""
+        """Real devices, only while anything of the run may be left on them."""
         self.logs = path / "logs"
-        """Folder with one `<process name>.log` per process: aggregator, broker, controller and every
-        device."""
+        """One `<process name>.log` per process: aggregator, broker, controller and every device."""
         self.work = path / "work"
-        """Shards, agents' configurations, and broker configuration. This folder is removed when the run
-        has ended."""
+        """Shards, agents' configurations, and broker configuration, until the run has ended."""
         self.state = path / "state"
-        """State for resuming an interrupted run."""
+        """For resuming an interrupted run."""
         self.aggregator_state = self.state / "aggregator"
-        """Folder of the aggregator's checkpoint. If the run is not recorded, the aggregator's input log
-        is in this folder, too."""
+        """The aggregator's checkpoint and, if the run is not recorded, its input log."""
         self.disks = self.state / "clients"
-        """Folder with one folder per client. A client's folder has the files that the client keeps
-        across restarts."""
+        """One folder per client, for the files that it keeps across restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
-        """Folder for users' commands during the run (`testbed.rundir.commands`)."""
+        """Users' commands during the run (`testbed.rundir.commands`)."""
         self.control = self.work / "control"
-        """Folder of the broker's Unix socket. It is used only if devices are containers."""
+        """The broker's Unix socket, if devices are containers."""
         self.mps = self.work / "mps"
-        """Folder of the pipes of NVIDIA's MPS. It is used only if containers share a GPU."""
+        """Pipes of NVIDIA's MPS, if containers share a GPU."""
         self.test_set = self.work / "test.safetensors"
         self.device_set = self.work / "devices.safetensors"
-        """File with samples of each device, on which the global model is evaluated. This file exists
-        only if the topology asks for an evaluation per device."""
+        """Samples of each device, on which the global model is evaluated, only if the topology asks for
+        an evaluation per device."""
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
-        """Make a directory in `runs` for a new run of the topology `name`. The run gets an id that no
-        other run in `runs` has. Raises BadInputError."""
+        """The id is one that no other run in `runs` has. Raises BadInputError."""
         while True:
             directory = cls((runs / _run_id(name)).resolve())
             directory._check_path()
@@ -111,14 +103,13 @@ class RunDirectory:
 
     @classmethod
     def create(cls, runs: Path, run: str) -> RunDirectory:
-        """Make `runs/run` and its folders. Other users have no access to `work/`, because it holds
-        secrets."""
+        """Other users have no access to `work/`, because it holds secrets."""
         directory = cls((runs / run).resolve())
         directory.open()
         return directory
 
     def open(self) -> None:
-        """Make the folders of a live run. Folders that exist are kept. Raises BadInputError."""
+        """Folders that exist are kept. Raises BadInputError."""
         try:
             for folder in (self.models, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +118,7 @@ class RunDirectory:
             raise self._creation_error(error) from error
 
     def _check_path(self) -> None:
-        """Raise BadInputError unless the bytes of the path are its text in UTF-8. Brokers, agents and
+        """Raises BadInputError unless the bytes of the path are its text in UTF-8. Brokers, agents and
         engines get the text."""
         path = str(self.path)
         if os.fsencode(path) != path.encode("utf-8", "replace"):
@@ -144,19 +135,17 @@ class RunDirectory:
         )
 
     def log(self, name: str) -> Path:
-        """Path of the log of one process."""
         return self.logs / f"{name}.log"
 
     def config(self, name: str) -> Path:
-        """Path of the JSON configuration (agents.config) of one process."""
+        """JSON configuration (agents.config) of one process."""
         return self.work / f"{name}.json"
 
     def shard(self, client: str) -> Path:
-        """Path of the shard of one client."""
         return self.work / f"{client}.shard.safetensors"
 
     def share(self, client: str) -> Path:
-        """Path of the file with the CPU share of one local process, in cores."""
+        """CPU share of one local process, in cores."""
         return self.work / f"{client}.share"
 
     def disk(self, client: str) -> Path:
@@ -165,14 +154,13 @@ class RunDirectory:
         return self.disks / client
 
     def write_manifest(self, **entries: Any) -> None:
-        """Merge `entries` into manifest.json. If this process crashes during the write, the old file is
-        kept."""
+        """Merge `entries`. If this process crashes during the write, the old file is kept."""
         merged = {**self._read_manifest(manifest.read_compact), **entries}
         with files.atomic_write(self.manifest) as partial:
             partial.write_text(_lines(merged), encoding="utf-8")
 
     def read_manifest(self) -> dict[str, Any]:
-        """Return the manifest's entries; empty if the run has no manifest. Raises BadInputError."""
+        """Empty if the run has no manifest. Raises BadInputError."""
         return self._read_manifest(manifest.read)
 
     def _read_manifest(self, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -181,7 +169,7 @@ class RunDirectory:
         return {}
 
     def devices(self, name: str) -> list[str]:
-        """Return the device `name`, or the devices of the group `name`. Raises BadInputError if neither
+        """The device `name`, or the devices of the group `name`. Raises BadInputError if neither
         exists."""
         known: dict[str, dict[str, Any]] = self.read_manifest().get("devices", {})
         found = [device for device, facts in known.items() if name in (device, facts["group"])]
@@ -191,18 +179,16 @@ class RunDirectory:
         return found
 
     def targets(self, name: str) -> list[str]:
-        """Return the names that an action on `name` applies to: a segment, a device, or the devices of a
-        group. Raises BadInputError if there is none."""
+        """A segment, a device, or the devices of a group. Raises BadInputError if there is none."""
         return [name] if name in self.read_manifest().get("segments", {}) else self.devices(name)
 
     def claim(self) -> None:
-        """Record in the manifest that the run is live, and that this process is the run's controller."""
+        """Record in the manifest that the run is live, and that this process is its controller."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         self.write_manifest(controller=me, outcome=None, error=None)
 
     def controller(self) -> psutil.Process | None:
-        """Return the run's controller; None if the run has an outcome, or if the controller's process
-        has died."""
+        """None if the run has an outcome, or if the controller's process has died."""
         entries = self.read_manifest()
         claim = entries.get("controller")
         if not claim or entries.get("outcome"):
@@ -227,8 +213,7 @@ class RunDirectory:
             file.write(json.dumps(clock).encode() + b"\n")
 
     def log_tail(self, component: str, lines: int = 12) -> str:
-        """Return the last lines of a process's log, as text to append to an error message; empty if the
-        process has no log."""
+        """Text to append to an error message; empty if the process has no log."""
         path = self.log(component)
         try:
             tail = last_log_lines(path, lines)
@@ -238,20 +223,16 @@ class RunDirectory:
         return "\n    ".join([f"\nThe end of {path}:", *shown])
 
     def remove_work(self) -> None:
-        """Remove secrets and shards. Results, and the state for resuming the run, are kept."""
+        """Results, and the state for resuming the run, are kept."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def remove_state(self) -> None:
-        """Remove the state for resuming, because the run is complete."""
         shutil.rmtree(self.state, ignore_errors=True)
 
 
 def find_run(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None:
-    """Return the directory of `run`; None if there is none.
-
-    `run`: an id in `runs`, a path, or the beginning of either. `live`: if `run` is the beginning of
-    several ids, prefer a live run. Raises BadInputError if several runs match.
-    """
+    """`run`: an id in `runs`, a path, or the beginning of either. `live`: if `run` is the beginning of
+    several ids, prefer a live run. Raises BadInputError if several runs match."""
     path = finding.find_directory(
         run, runs, lambda one: live and RunDirectory(one).controller() is not None
     )
@@ -259,8 +240,7 @@ def find_run(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None
 
 
 def _lines(entries: dict[str, Any]) -> str:
-    """Format `entries` as JSON with one line per entry. If an entry is an object, it has one line per
-    key, such as one per device.
+    """One line per entry. If an entry is an object, it has one line per key, such as one per device.
 
     The option `indent` of json.dumps is not used, because it disables json's C encoder: 100,000 devices
     would take seconds.
@@ -281,13 +261,11 @@ def _object(texts: dict[str, str], margin: str = "") -> str:
 
 
 def last_log_lines(path: Path, lines: int) -> list[str]:
-    """Return the last `lines` lines of a text file. Only the last 4 MiB of the file are read. Raises
-    OSError."""
+    """Only the last 4 MiB of the file are read. Raises OSError."""
     with files.open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_TAIL_BYTES))
         return last_lines(file.read(_MAX_TAIL_BYTES), lines)
 
 
 def last_lines(text: bytes, lines: int) -> list[str]:
-    """Return the last `lines` lines of `text`, decoded."""
     return text.decode("utf-8", "replace").splitlines()[-lines:]

@@ -10,22 +10,19 @@ from pathlib import Path
 from testbed.errors import BadInputError
 
 MANIFEST = "manifest.json"
-"""Name of the file that every run directory has. A folder without this file is no run directory."""
+"""A folder without this file is no run directory."""
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
-    """Return the run directories in `folder`, by run id."""
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))}
 
 
 def folder_of_runs(name: str, runs: Path) -> Path | None:
-    """Return the folder of runs called `name`, such as a sweep's folder; None if the folder does not
-    exist. `name` is a path, or the name of a folder in `runs`."""
+    """`name` is a path, or the name of a folder in `runs`, such as a sweep's."""
     return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
 
 
 def folders_of_runs(runs: Path) -> list[Path]:
-    """Return the folders in `runs` that contain run directories, such as the folders of sweeps."""
     return [path for path in sorted(runs.glob("*/")) if _holds_runs(path)]
 
 
@@ -34,8 +31,8 @@ def _holds_runs(path: Path) -> bool:
 
 
 def find_exact(run: str, runs: Path) -> Path | None:
-    """Return the directory of `run`, which is a run id in `runs` or a path. Return None if the directory
-    does not exist or this user may not read it."""
+    """`run`: a run id in `runs` or a path. Return None if the directory does not exist or this user may
+    not read it."""
     paths = (runs / run, Path(run))
     # Path.is_file would raise PermissionError.
     return next((path for path in paths if os.path.isfile(path / MANIFEST)), None)  # noqa: PTH113
@@ -44,7 +41,7 @@ def find_exact(run: str, runs: Path) -> Path | None:
 def complete_id(
     run: str, known: Collection[str], preferred: Callable[[str], bool] = lambda _: False
 ) -> str | None:
-    """Return the id in `known` that equals `run` or begins with it; None if no id does.
+    """Return the id that equals `run` or begins with it.
 
     If several ids begin with `run`, exactly one of these ids must be `preferred`, and is returned.
     Raises BadInputError if not exactly one is preferred.
@@ -61,8 +58,7 @@ def complete_id(
 
 
 def similar_id(run: str, known: Collection[str]) -> str | None:
-    """Return the id in `known` whose beginning is most similar to `run`; the newest if several have this
-    beginning, and None if no id is similar."""
+    """Compare beginnings. Return the newest id if several have the same; None if none is similar."""
     if not run:
         return None
     beginnings = {one[: len(run)]: one for one in sorted(known)}
@@ -73,8 +69,7 @@ def similar_id(run: str, known: Collection[str]) -> str | None:
 def find_directory(
     run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False
 ) -> Path | None:
-    """Return the directory of `run`; None if no directory matches. `run` is an id in `runs`, a path, or
-    the beginning of an id or path.
+    """`run`: an id in `runs`, a path, or the beginning of an id or path.
 
     If several directories match, exactly one of these directories must be `preferred`, and is returned.
     Raises BadInputError if not exactly one is preferred.

@@ -14,25 +14,23 @@ from agents import events
 from agents.disk import files
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
-"""Number of bytes to read from the end of the file in the first attempt, and the maximum number of bytes
-to read. The second number is much larger, because many records may follow the last evaluation."""
+"""Bytes to read from the end of the file, at first and at most. The second number is much larger,
+because many records may follow the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestFigures:
-    """Latest figures of a run. A figure is None if the figure is not in the part of the file that was
-    read."""
+    """A figure is None if it is not in the part of the file that was read."""
 
     at: float | None = None
     """Device time of the last record, in seconds."""
     accuracy: float | None = None
-    """Accuracy in the last evaluation, from 0 to 1."""
+    """From 0 to 1."""
     loss: float | None = None
-    """Loss in the last evaluation."""
 
 
 def latest_figures(path: Path) -> LatestFigures:
-    """Read the latest figures from `events.jsonl`. A figure that cannot be read is None."""
+    """A figure that cannot be read is None. `path`: of `events.jsonl`."""
     size = _FIRST_BYTES
     with suppress(OSError), files.open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
@@ -54,8 +52,7 @@ def _in_tail(tail: bytes) -> LatestFigures:
 
 
 def _backwards(tail: bytes, begin: bytes) -> Iterator[events.Record]:
-    """Yield the records whose lines start with `begin`, from the last one to the first. Skip lines that
-    are not records."""
+    """Lines that are not records are skipped. A record's line starts with `begin`."""
     end = tail.rfind(b"\n")  # the line after it may be incomplete
     while end > 0:
         start = tail.rfind(b"\n" + begin, 0, end)

@@ -25,20 +25,18 @@ SORTS = (
     "outcome",
     "verdict",
 )
-"""Keys by which a list can be sorted."""
 
 
 def list_runs(runs: Path) -> list[dict[str, Any]]:
-    """Return one row per run directory in `runs`, oldest first."""
+    """One row per run directory, oldest first."""
     found = runs.glob("*/manifest.json") if runs.is_dir() else []
     rows = [run_row(RunDirectory(path.parent)) for path in sorted(found)]
     return sorted(rows, key=lambda row: row["created"] or "")
 
 
 def run_row(directory: RunDirectory) -> dict[str, Any]:
-    """Return the facts of one run. An unknown fact is None. `duration` is the device time so far, in
-    seconds. `accuracy` (from 0 to 1) and `loss` come from the last evaluation. `verdict` is None until
-    the run has ended."""
+    """An unknown fact is None. `duration` is the device time so far, in seconds. `accuracy` (from 0 to
+    1) and `loss` come from the last evaluation. `verdict` is None until the run has ended."""
     last = LatestFigures()
     try:
         entries = directory.read_manifest()
@@ -65,8 +63,8 @@ def run_row(directory: RunDirectory) -> dict[str, Any]:
 
 
 def text_row(row: Mapping[str, Any]) -> dict[str, str]:
-    """Format a row of `run_row` for people. Return the text of each column; an unknown value is `–`. If
-    the task has no accuracy, the column `accuracy` shows the loss."""
+    """Format a row of `run_row`; an unknown value is `–`. If the task has no accuracy, the column
+    `accuracy` shows the loss."""
     accuracy, loss = row["accuracy"], row["loss"]
     quality = None if loss is None else f"loss {loss:.4g}"
     facts = {
@@ -87,8 +85,8 @@ def text_row(row: Mapping[str, Any]) -> dict[str, str]:
 def select_rows(
     rows: Sequence[dict[str, Any]], sort: str = "started", matching: str = ""
 ) -> list[dict[str, Any]]:
-    """Select and sort rows of `run_row`. Each word of `matching` must occur in the row as `text_row`
-    formats it. Upper and lower case are equal.
+    """Rows are those of `run_row`. Each word of `matching` must occur in the row as `text_row` formats
+    it. Upper and lower case are equal.
 
     `sort` is one of `SORTS`. The row with the lowest value is first. Rows without a value come before
     all others.

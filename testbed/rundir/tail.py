@@ -10,19 +10,17 @@ from agents import events
 from agents.disk import files
 
 _JUST_NOW = 2**20
-"""Number of bytes at the end of `events.jsonl` in which `last_start` searches. A run writes less in a
-few tenths of a second."""
+"""Bytes at the end of `events.jsonl` in which `last_start` searches. A run writes less in a few tenths
+of a second."""
 
 
 class _GrowingFile:
-    """Reader of the lines of a growing file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
 
     def skip_to_last(self, size: int) -> None:
-        """Skip all lines that begin before the last `size` bytes of the file."""
+        """Lines that begin before the last `size` bytes are skipped."""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(max(0, self.path.stat().st_size - size))
             if file.tell():
@@ -30,8 +28,8 @@ class _GrowingFile:
             self._offset = file.tell()
 
     def read(self, most: int = -1) -> list[str]:
-        """Return the complete lines in the next `most` bytes of the file (−1 for all bytes). An
-        incomplete line is left for the next call."""
+        """Complete lines in the next `most` bytes of the file (−1 for all bytes). An incomplete line is
+        left for the next call."""
         lines = b""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(self._offset)
@@ -43,9 +41,9 @@ class _GrowingFile:
 
 
 def last_start(path: Path) -> events.RunStarted | None:
-    """Return the record of the start of the run's newest segment. Only the last MiB of `events.jsonl`,
-    the file `path`, is searched. The result is None if the segment has not started yet, or if too many
-    records follow its start."""
+    """Start of the run's newest segment. Only the last MiB of `events.jsonl`, the file `path`, is
+    searched. The result is None if the segment has not started yet, or if too many records follow its
+    start."""
     lines = _GrowingFile(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
@@ -58,14 +56,14 @@ def last_start(path: Path) -> events.RunStarted | None:
 
 
 class RecordFollower:
-    """Reader of a growing `events.jsonl`."""
+    """Reads a growing `events.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines = _GrowingFile(path)
 
     def read(self, most: int = -1) -> list[events.Record]:
-        """Return the records added since the last call. An incomplete line is left for the next call.
+        """Records added since the last call. An incomplete line is left for the next call.
 
         `most` is the maximum number of bytes to read, or −1 for all. It must be larger than the longest
         line. Raises ValueError, with the file's name, if a line is not a record.
@@ -78,11 +76,10 @@ class RecordFollower:
 
 
 class Samples:
-    """Reader of a growing `telemetry.jsonl`."""
+    """Reads a growing `telemetry.jsonl`."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """`last`: number of bytes before the end of the file at which to start reading; None to start at
-        the first byte."""
+        """`last`: number of bytes before the end of the file at which to start reading."""
         self._lines = _GrowingFile(path)
         if last is not None:
             self._lines.skip_to_last(last)
@@ -90,7 +87,7 @@ class Samples:
         """Unix time at which the clock of the samples read so far was 0; None if unknown."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new samples, each with `device` and `at`. Skip other lines.
+        """New samples, each with `device` and `at`. Other lines are skipped.
 
         `at` is a time in seconds on the host's monotonic clock. Times of an earlier segment are
         converted to the clock of the newest segment.

@@ -31,44 +31,36 @@ from testbed.topology.fields import Count, Model, Positive
 from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 _STEADY_SHARE = 0.8
-"""Minimum ratio of the median speed to the highest speed. A lower ratio means that other work disturbed
-most products."""
+"""Lowest ratio of the median speed to the highest. A lower ratio means that other work disturbed most
+products."""
 
 
 class CalibratedHost(Model):
-    """The host that was measured. A calibration is valid for this host only."""
+    """A calibration is valid for one host only."""
 
     cpu: str
-    """Model of the processor."""
     cores: Count
-    """Number of logical cores."""
+    """Logical cores."""
     torch: str
-    """Version of PyTorch. Another version has another matrix library."""
+    """Another version of PyTorch has another matrix library."""
 
 
 class Calibration(Model):
-    """Speeds of one core of `host`, with one thread. `low`, `median` and `high` are in Gflop/s
-    (FP64)."""
+    """One core of `host`, with one thread. `low`, `median` and `high` are speeds of matrix products in
+    Gflop/s (FP64)."""
 
     host: CalibratedHost
-    """The host that was measured."""
     low: Positive
-    """Speed of the slowest matrix product."""
     median: Positive
-    """Median speed of the matrix products."""
     high: Positive
-    """Speed of the fastest matrix product."""
     products: Count
-    """Number of matrix products that were timed."""
     training: TrainingSpeeds
-    """Median speed of the core in each kind of work: in GB/s for memory, and otherwise in Gflop/s
-    (FP32)."""
+    """Median speeds: in GB/s for memory, and otherwise in Gflop/s (FP32)."""
     measured: AwareDatetime
-    """Time of the measurement."""
 
     @property
     def gflops(self) -> float:
-        """Median speed of one core, in Gflop/s.
+        """Median speed of one core.
 
         A core reaches the highest speed only while its clock is faster than usual, which does not last
         as long as the work of a device. In eight calibrations on one host, the medians differed by at
@@ -78,22 +70,21 @@ class Calibration(Model):
 
     @property
     def is_steady(self) -> bool:
-        """Whether most products were about as fast as the fastest product."""
+        """Whether most products were about as fast as the fastest."""
         return self.median >= _STEADY_SHARE * self.high
 
     def scaled(self, factor: float) -> Calibration:
-        """Return the calibration of a core that is `factor` times as fast in every kind of work."""
         speeds = {kind: getattr(self.training, kind) * factor for kind in KINDS}
         found = {name: getattr(self, name) * factor for name in ("low", "median", "high")}
         return self.model_copy(update={**found, "training": TrainingSpeeds(**speeds)})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values as a flat mapping, for programs."""
+        """A flat mapping, for programs."""
         values = self.model_dump(mode="json", exclude={"training": {"error"}})
         return {"gflops": self.gflops, **values.pop("host"), **values, "steady": self.is_steady}
 
     def summary(self) -> str:
-        """Return a few lines for people."""
+        """A few lines for people."""
         lines = [
             f"One core of this host: {self.gflops:.1f} Gflop/s in double precision",
             f"    {self.products} products: lowest {self.low:.1f}, median {self.median:.1f}, "
@@ -110,30 +101,22 @@ class Calibration(Model):
 
 
 class _NodeCalibration(Model):
-    """Calibration of another node of a Swarm."""
-
     node: str
-    """Id of the node."""
     image: str
-    """Tag of the image that was used to measure the node. The speed depends on the libraries in the
-    image."""
+    """Tag. The speed depends on the libraries in the image."""
     calibration: Calibration
 
 
 class _Cache(Model):
     format: Literal[2] = 2
-    """Version of the format of the cache's file."""
 
     calibrations: tuple[Calibration, ...] = ()
-    """Calibrations of hosts, one per host. There may be several, because hosts may share a home
-    directory."""
+    """One per host. There may be several, because hosts may share a home directory."""
     nodes: tuple[_NodeCalibration, ...] = ()
-    """Calibrations of nodes of a Swarm, one per node."""
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
-    """Return this host's calibration from the cache. If the cache has none, or if `refresh` is true,
-    measure this host.
+    """Look in the cache unless `refresh` is true.
 
     `seconds` is the duration of the matrix products. The result is stored in the cache for this host and
     this version of PyTorch, unless the cache's folder is not writable.
@@ -149,7 +132,7 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
 
 
 def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
-    """Return the cached calibrations of `nodes` that were measured with `image`, by node id."""
+    """Return node id -> calibration that was measured with `image`."""
     cores = {node.id: node.cores for node in nodes}
     return {
         one.node: one.calibration
@@ -159,8 +142,7 @@ def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration
 
 
 def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
-    """Store the calibrations `found` (by node id) in the cache. All of them were measured with `image`.
-    Later plans use these calibrations."""
+    """`found`: by node id, all measured with `image`."""
     kept = _read()
     others = (one for one in kept.nodes if one.node not in found)
     new = (_NodeCalibration(node=node, image=image, calibration=one) for node, one in found.items())
@@ -168,12 +150,12 @@ def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
 
 
 def measure(seconds: float = 2.0) -> Calibration:
-    """Measure one core of this host with one thread. This takes about twice `seconds`."""
+    """Measure one core with one thread. This takes about twice `seconds`."""
     return from_core(device_benchmark.core(seconds), calibrated_host())
 
 
 def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
-    """Convert `found`, the result of `device_benchmark.core` on a core of `host`, into a calibration."""
+    """`found`: result of `device_benchmark.core` on a core of `host`."""
     speeds = found["gflops"]
     return Calibration(
         host=host,
@@ -189,8 +171,7 @@ def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
 def cpu_share(
     name: str, profile: DeviceProfile, calibration: Calibration, work: Work | None = None
 ) -> float:
-    """Return the number of cores of this host that are together as fast as the whole device of the
-    profile `name`.
+    """Cores of this host that are together as fast as the whole device of the profile `name`.
 
     Speeds are compared for training steps of this `work`. If `work` is None (unknown), or the profile
     has no training speeds, speeds of double-precision matrix products are compared. Raises BadInputError
@@ -213,7 +194,6 @@ def cpu_share(
 
 
 def work_seconds(work: Work, speeds: TrainingSpeeds) -> dict[str, float]:
-    """Return the seconds that each kind of `work` takes at the given `speeds`."""
     own = {**speeds.model_dump(), "matrix": _matrix(speeds)}
     return {kind: getattr(work, kind) / own[kind] for kind in KINDS}
 
@@ -225,7 +205,6 @@ def _matrix(speeds: TrainingSpeeds) -> float:
 
 
 def calibrated_host() -> CalibratedHost:
-    """Describe this host."""
     return CalibratedHost(
         cpu=device_benchmark.processor(),
         cores=os.cpu_count() or 1,
@@ -242,8 +221,7 @@ def _keep(all_of_it: _Cache) -> None:
 
 
 def _read() -> _Cache:
-    """Read the cache's file. Return an empty cache if the file is missing, damaged, or of another
-    version."""
+    """Return an empty cache if the file is missing, damaged, or of another version."""
     try:
         # Not strict: JSON has neither tuples nor dates.
         return _Cache.model_validate_json(_path().read_bytes(), strict=False)

@@ -28,19 +28,18 @@ if TYPE_CHECKING:
     import torch
 
 SIZE = 1024
-"""Number of rows of a square matrix. Three double-precision matrices of 8 MB each do not fit into the
-caches of one core."""
+"""Rows of a square matrix. Three double-precision matrices of 8 MB each do not fit into the caches of
+one core."""
 LEAST_RUNS = 3
-"""Minimum number of runs of a piece of work, even if each run takes long."""
+"""Runs of a piece of work, even if each run takes long."""
 KIND_PART = 0.25
-"""Time for each kind of work, as a share of the time for double-precision products on one core."""
+"""Share of the time for double-precision products on one core."""
 _QUIET = 0.3
-"""Maximum load of other programs, in cores, that is accepted without a remark."""
+"""Load of other programs, in cores, that is accepted without a remark."""
 _STEADY = 1.1
-"""Maximum ratio of step times at the end to step times at the beginning that is accepted without a
-remark."""
+"""Ratio of step times at the end to step times at the beginning that is accepted without a remark."""
 _DISTURBED = 0.5
-"""Maximum relative error of the predicted step time. A larger error means that something disturbed the
+"""Relative error of the predicted step time. A larger error means that something disturbed the
 measurements."""
 
 WORK = {
@@ -49,15 +48,13 @@ WORK = {
     "matrix": 3 * 2 * SIZE**3 / 1e9,
     "memory": 0.12845,
 }
-"""Amount of work in one `piece` of each kind (`testbed.speed.kinds`), forward and backward: in GB for
-`memory`, in Gflop for the other kinds."""
+"""In one `piece` of each kind (`testbed.speed.kinds`), forward and backward: GB for `memory`, Gflop for
+the other kinds."""
 STEP = {"convolution": 5.6938, "depthwise": 0.056623, "matrix": 0.025657, "memory": 0.15871}
-"""Amount of each kind of work in one training step (the function `step`), in the same units as
-`WORK`."""
+"""In one training step (the function `step`), in the same units as `WORK`."""
 
 
 def piece(kind: str) -> Callable[[], object]:
-    """Return a function that does a piece of work of this `kind`, as in the training of a network."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +84,7 @@ def piece(kind: str) -> Callable[[], object]:
 
 
 def double_product() -> Callable[[], object]:
-    """Return a function that multiplies two double-precision matrices: 2 × SIZE³ operations."""
+    """Multiply two double-precision matrices: 2 × SIZE³ operations."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -97,8 +94,8 @@ def double_product() -> Callable[[], object]:
 
 
 def step() -> Callable[[], object]:
-    """Return a function that does one training step of a small network. The step contains every kind of
-    work that training consists of. The batch has 16 images of 64 × 64 pixels."""
+    """One training step of a small network, which contains every kind of work that training consists of.
+    The batch has 16 images of 64 × 64 pixels."""
     import torch
     from torch import nn
 
@@ -137,7 +134,7 @@ def step() -> Callable[[], object]:
 def times(
     run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Call `run` repeatedly for `seconds`. Return the seconds of each call, measured by `clock`."""
+    """Call `run` repeatedly for `seconds`. Return the seconds of each call."""
     run()  # initializes the library
     found: list[float] = []
     end = time.monotonic() + seconds
@@ -191,10 +188,9 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
 
 
 def core(seconds: float) -> dict[str, Any]:
-    """Measure one core with one thread.
-
-    In the result, `gflops` has the speed of each double-precision product in Gflop/s. The products take
-    about `seconds` together. `training` has the speed in each kind of work, in Gflop/s (memory in GB/s).
+    """In the result, `gflops` has the speed of each double-precision product in Gflop/s. The products
+    take about `seconds` together. `training` has the speed in each kind of work, in Gflop/s (memory in
+    GB/s).
 
     All times are CPU times, because a device gets a share of CPU time. Other work on this machine then
     does not count.
@@ -237,12 +233,12 @@ def profile_text(name: str, found: dict[str, Any]) -> str:
 
 
 def _error(found: dict[str, Any]) -> float:
-    """Return the relative error of the predicted step time, as a share of the measured step time."""
+    """Share of the measured step time."""
     return float(abs(found["predicted"] / found["step"] - 1))
 
 
 def remarks(found: dict[str, Any]) -> list[str]:
-    """Return one sentence for each reason to doubt the figures."""
+    """One sentence for each reason to doubt the figures."""
     said = []
     if found["busy"] > _QUIET:
         said.append(
@@ -263,7 +259,7 @@ def remarks(found: dict[str, Any]) -> list[str]:
 
 
 def _load() -> float:
-    """Average number of programs that ran or waited for a core during the last minute; 0 if unknown."""
+    """Programs that ran or waited for a core during the last minute, on average; 0 if unknown."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):  # not on Windows
@@ -271,7 +267,7 @@ def _load() -> float:
 
 
 def model() -> str:
-    """Name of the machine's board. If the kernel does not know the board, the name of the processor."""
+    """Name of the board, or of the processor if the kernel does not know the board."""
     board = Path("/proc/device-tree/model")
     if board.is_file():
         return board.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
@@ -279,7 +275,7 @@ def model() -> str:
 
 
 def processor() -> str:
-    """Name of the processor, from the kernel. On Arm, the kernel may name only the board."""
+    """On Arm, the kernel may name only the board."""
     facts: dict[str, str] = {}
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -293,7 +289,7 @@ def processor() -> str:
 
 
 def memory() -> int:
-    """Memory of the machine in bytes; 0 if unknown."""
+    """Bytes; 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from testbed.topology.fields import Model, NotNegative
 
 KINDS = ("convolution", "depthwise", "matrix", "memory")
-"""Kinds of work. A device or host has a separate speed for each."""
+"""A device or host has a separate speed for each."""
 
 
 class Work(Model):
-    """Amount of each kind of work."""
-
     convolution: NotNegative
     """Gflop of convolutions that are not depthwise."""
     depthwise: NotNegative
     """Gflop of grouped convolutions, which are mainly depthwise."""
     matrix: NotNegative
-    """Gflop of matrix products."""
+    """Gflop."""
     memory: NotNegative
     """GB that all other operations read and write."""

@@ -46,7 +46,7 @@ from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem,
 _MAX_CELLS = 10_000
 _STEP = re.compile(r"([A-Za-z_]\w*)((?:\[\d+\])*)")
 _MAX_VALUE_CHARACTERS = 24
-"""Maximum number of characters of a value in a label."""
+"""Characters of a value in a label."""
 
 
 def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -59,48 +59,38 @@ class SweepFile(Model):
     """Keys of a sweep file."""
 
     topology: str
-    """Path of the topology, relative to the sweep file's folder."""
+    """Path relative to the sweep file's folder."""
     variants: dict[str, dict[str, Any]] = Field(default={})
-    """Variants by name. A variant has the new value of each key that it changes, by the key's path."""
+    """Each variant has the new value of each key that it changes, by the key's path."""
     grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
     """Values to try, by the path of their key. The sweep runs every combination."""
     target: PositiveShare | None = None
-    """Accuracy from 0 to 1. The final table shows the cost of reaching this accuracy. None for no such
-    table."""
+    """Accuracy from 0 to 1 whose cost the final table shows."""
     repeat_invalid: Annotated[int, Field(ge=0), expecting("a whole number from 0 on")] = 1
     """Maximum number of times that a run is repeated if it is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """Change of one key of the topology in a cell."""
-
     path: str
-    """The key as the user wrote it, such as `devices[0].cpu`."""
+    """Key as the user wrote it, such as `devices[0].cpu`."""
     where: Where
-    """Parsed form of `path`."""
     value: Any
-    """The new value."""
     at: Where
     """Place of the value in the sweep's file, for error messages."""
     words: str
-    """Text of the value in the cell's label. It is empty for a change that comes from a variant."""
+    """Text of the value in the cell's label; empty for a change that comes from a variant."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepCell:
-    """One run of a sweep."""
-
     label: str
     """Text that distinguishes the cell from the other cells of the sweep. The seed is left out."""
     variant: str
-    """Name of the cell's variant; empty if the sweep has no variants."""
+    """Empty if the sweep has no variants."""
     changes: tuple[KeyChange, ...]
-    """Changes to the base topology."""
     topology: Topology
-    """The topology after the changes."""
     plan: Plan
-    """Plan of the changed topology."""
     fingerprint: str
     """Hash of the topology, the user's own code and data files, and the runtime."""
 
@@ -111,36 +101,30 @@ class SweepCell:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A sweep whose cells are planned for this host."""
+    """The cells are planned for this host."""
 
     name: str
-    """Name of the sweep."""
     target: float | None
-    """Accuracy from 0 to 1. The final table shows the cost of reaching this accuracy. None for no such
-    table."""
+    """Accuracy from 0 to 1 whose cost the final table shows."""
     cells: tuple[SweepCell, ...]
-    """The cells, in the order of the sweep's file."""
+    """In the order of the sweep's file."""
     repeat_invalid: int
     """Maximum number of times that a run is repeated if it is not valid. Runs in virtual time are always
     valid."""
     document: Document = field(repr=False)
-    """The sweep's file."""
     base: Document = field(repr=False)
-    """The file of the topology that the cells change."""
+    """File of the topology that the cells change."""
 
 
 def load(path: Path, options: Options, limits: Boundary | None = None) -> Sweep:
-    """Read a sweep, and plan each of its cells on this host, within `limits` if it is somebody else's.
-    Raises BadInputError that lists every problem of the file and of its cells, each with its place."""
+    """`limits`: if the file is somebody else's. Raises BadInputError that lists every problem of the
+    file and of its cells, each with its place."""
     return _read(yamlfile.read(path), path.stem, path.parent, options, limits)
 
 
 def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
-    """Read a sweep from a mapping with the keys of a sweep file.
-
-    `topology` is a path relative to `folder`. Raises BadInputError that lists every problem. The line
-    numbers in the message refer to `mapping` in YAML form.
-    """
+    """`topology` is a path relative to `folder`. Raises BadInputError that lists every problem. The line
+    numbers in the message refer to `mapping` in YAML form."""
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
 
@@ -179,8 +163,8 @@ def _base(folder: Path, sweep_file: SweepFile, document: Document, limits: Bound
 
 
 def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
-    """Yield a problem for each path that is invalid, each path that is in a variant and in the grid, and
-    each value that is twice in a list of the grid."""
+    """Look for paths that are invalid, paths in a variant and in the grid, and values that are twice in
+    a list of the grid."""
     settings: list[Where] = [("grid", path) for path in sweep_file.grid]
     settings += [
         ("variants", name, path) for name, paths in sweep_file.variants.items() for path in paths
@@ -199,7 +183,7 @@ def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
 
 
 def parse_path(path: str) -> Where | None:
-    """Parse `devices[0].cpu` into ("devices", 0, "cpu"); None if `path` is invalid."""
+    """`devices[0].cpu` becomes ("devices", 0, "cpu"); None if `path` is invalid."""
     where: list[str | int] = []
     for step in path.split("."):
         match = _STEP.fullmatch(step)
@@ -217,7 +201,7 @@ def _cells(
     options: Options,
     limits: Boundary | None,
 ) -> tuple[SweepCell, ...]:
-    """Plan all cells. Raises FaultyFileError with `path_problems` and all problems of all cells."""
+    """Raises FaultyFileError with `path_problems` and all problems of all cells."""
     cells: list[SweepCell] = []
     problems = list(path_problems)
     for label, variant, changes in _combinations(sweep_file):
@@ -245,7 +229,6 @@ def _fingerprint(read: Topology, plan: Plan, files: str) -> str:
 
 
 def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[KeyChange, ...]]]:
-    """Yield the label, the variant and the changes of each cell."""
     grid = [
         [
             _change(path, value, ("grid", path, i), _label_part(path, values, i) * (len(values) > 1))
@@ -265,8 +248,7 @@ def _change(path: str, value: Any, at: Where, words: str = "") -> KeyChange:
 
 
 def _label_part(path: str, values: Sequence[Any], index: int) -> str:
-    """Return the text of `values[index]` for a label. The text distinguishes this value from the other
-    values of the key `path`."""
+    """Text of `values[index]` that distinguishes it from the other values of the key `path`."""
     key, value = path.split(".")[-1], values[index]
     match value:
         case {"name": str(name), **others}:
@@ -288,12 +270,9 @@ def _label_part(path: str, values: Sequence[Any], index: int) -> str:
 def _apply(
     base: Document, changes: Iterable[KeyChange], source: Source
 ) -> tuple[Document, list[Problem]]:
-    """Apply `changes` to `base`. Return the result and the problems found.
-
-    Changes with shorter paths are applied first, so that a change of a whole mapping does not undo a
+    """Changes with shorter paths are applied first, so that a change of a whole mapping does not undo a
     change of one of its keys. Later errors in unchanged keys point to the key `topology` in the sweep's
-    file.
-    """
+    file."""
     data = base.data
     values: dict[Where, Place] = {(): source.place(("topology",))}
     keys: dict[Where, Place] = {}
@@ -317,8 +296,7 @@ def _apply(
 
 
 def _distinct_labels(cells: list[SweepCell]) -> Iterator[SweepCell]:
-    """Yield all cells, each with a label of its own. Cells with the same label get a number in the
-    label, unless they differ only in their seed."""
+    """Cells with the same label get a number in the label, unless they differ only in their seed."""
     groups: dict[str, list[str]] = {}
     for cell in cells:
         seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()

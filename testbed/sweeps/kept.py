@@ -33,8 +33,6 @@ _CODE = "code"
 
 
 def keep(sweep: Sweep, folder: Path) -> None:
-    """Write the file, the topology and the code of `sweep` to `FOLDER` in `folder`, in place of those of
-    an earlier call."""
     made = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=folder))
     try:
         made.chmod(0o755)
@@ -79,8 +77,7 @@ def _write(sweep: Sweep, folder: Path) -> None:
 
 
 def target(folder: Path) -> float | None:
-    """Return the target accuracy of the sweep that was run in `folder`; None if it has none. Raises
-    BadInputError."""
+    """Raises BadInputError."""
     path = folder / FOLDER / FILE
     if not path.is_file():
         return None
@@ -93,7 +90,7 @@ def target(folder: Path) -> float | None:
 
 
 def check_not_running(folder: Path) -> None:
-    """Raise BadInputError if a process runs a sweep in `folder`."""
+    """Raises BadInputError."""
     path = folder / LOCK
     if not path.is_file():
         return

@@ -23,19 +23,15 @@ _CHUNK = 2**20
 
 
 class NeededFile(msgspec.Struct, frozen=True):
-    """A file that a cell reads."""
-
     path: str
-    """Absolute path; for a file in the data root, its path relative to the data root."""
+    """Absolute path; for a file in the data root, relative to it."""
     in_data_root: bool
-    """Whether the file is in the data root."""
     checksum: int
-    """Checksum of the content."""
 
 
 def find(topology: Topology, data_root: Path | None) -> tuple[NeededFile, ...]:
-    """Return the files that a run of `topology` reads. `data_root`: folder of the datasets; None if
-    there is none. Data that is downloaded from the hub is left out. Raises BadInputError, OSError."""
+    """`data_root`: folder of the datasets. Data that is downloaded from the hub is left out. Raises
+    BadInputError, OSError."""
     found = [_needed(Path(path), None) for path in _named_files(topology)]
     chosen = datasets.source(topology)
     if isinstance(chosen, datasets.Columns):
@@ -47,8 +43,7 @@ def find(topology: Topology, data_root: Path | None) -> tuple[NeededFile, ...]:
 
 
 def problem(needed: Iterable[NeededFile], data_root: Path | None) -> str | None:
-    """Return what is wrong with the files on this machine; None if they are the needed files.
-    `data_root`: as in `find`, on this machine."""
+    """`data_root`: as in `find`, on this machine."""
     for one in needed:
         if one.in_data_root and data_root is None:
             return (
@@ -66,8 +61,8 @@ def problem(needed: Iterable[NeededFile], data_root: Path | None) -> str | None:
 
 
 def local_data_root(data_root: Path | None) -> Path | None:
-    """Return the data root of this machine: the folder `data_root` if this machine has such a folder,
-    otherwise the folder in the environment variable TESTBED_DATA; None if there is neither."""
+    """The folder `data_root` if this machine has it, otherwise the folder in the environment variable
+    TESTBED_DATA, if it exists."""
     if data_root is not None and data_root.is_dir():
         return data_root
     own = os.environ.get("TESTBED_DATA")
@@ -75,8 +70,8 @@ def local_data_root(data_root: Path | None) -> Path | None:
 
 
 def _named_files(topology: Topology) -> Iterator[str]:
-    """Yield the paths in `topology` that are files on this machine. The user's code is left out, because
-    it is sent to the worker, and so are data files, because the data's format says which are read."""
+    """The user's code is left out, because it is sent to the worker, and so are data files, because the
+    data's format says which are read."""
     keys = topology.model_dump(mode="json", exclude={"code": True, "task": {"data"}})
     # Reading a topology makes all paths in it absolute.
     yield from sorted({text for text in _strings(keys) if text[:1] == "/" and os.path.isfile(text)})  # noqa: PTH113

@@ -1,13 +1,12 @@
-"""Run the cells of a sweep that are not done yet, and keep an index of all cells in the sweep's folder.
+"""Run the cells of a sweep that are not done yet.
 
-`index.json` in that folder has one entry per cell, by the cell's fingerprint. An entry names the run,
-and says how the run ended. The folder also keeps the sweep's file and topology (`kept`).
+`index.json` in the sweep's folder has one entry per cell, by the cell's fingerprint: the run, and how it
+ended. The folder also keeps the sweep's file and topology (`kept`). If a cell has several finished runs,
+one of them counts, and the others are moved to the folder `earlier`.
 
 Runs in virtual time are executed in parallel, in one process each. Other runs are executed one after the
-other, because each of them needs the host's cores for itself. On a cluster (`clusters`), the workers run
-the cells, and a host runs one emulated cell at a time. If a run is not valid, it is repeated
-after the other runs. If a cell has several finished runs, one of them counts, and the others are moved
-to the folder `earlier`.
+other, because each of them needs the host's cores for itself; on a cluster, a host runs one emulated
+cell at a time. If a run is not valid, it is repeated after the other runs.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ from testbed.sweeps.worker import CellOutcome, CellPool, WorkerPool, execute
 from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
-"""Maximum size of `index.json`, in bytes."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
-"""Durations that earlier runs have measured, for runs in virtual time. `_step_key` and `_protocol_key`
-make the keys."""
+"""Measurements of earlier runs, for runs in virtual time. `_step_key` and `_protocol_key` make the
+keys."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 _IDLE_SECONDS = 5.0
 """Seconds without the end of a cell, after which a reason for the delay is reported."""
@@ -61,7 +59,6 @@ class Index:
     immediately."""
 
     folder: Path
-    """The sweep's folder."""
     cells: dict[str, dict[str, Any]]
     """Entries of the cells, by fingerprint.
 
@@ -88,32 +85,31 @@ class Index:
             raise BadInputError(f"{path} is not the index of a sweep ({error}): remove it") from error
 
     def finished_run(self, cell: SweepCell) -> RunDirectory | None:
-        """Return the directory of the finished run of `cell`; None if the cell has no finished run."""
         entry = self.cells.get(cell.fingerprint, {})
         directory = self._directory(entry)
         done = entry.get("outcome") in COMPLETE and directory.manifest.is_file()
         return directory if done else None
 
     def tries(self, cell: SweepCell) -> int:
-        """Return the number of ended runs of `cell`. The cell must be done."""
+        """Number of ended runs. The cell must be done."""
         return int(self.cells[cell.fingerprint].get("tries", 1))
 
     def must_repeat(self, cell: SweepCell, repeats: int) -> bool:
-        """Whether `cell` has to be repeated. A cell has to be repeated if it is done, its run is not
-        valid, and the cell has been repeated fewer than `repeats` times."""
+        """A cell has to be repeated if it is done, its run is not valid, and it has been repeated fewer
+        than `repeats` times."""
         directory = self.finished_run(cell)
         if directory is None or cell.plan.traits.simulated or self.tries(cell) > repeats:
             return False
         return (directory.read_manifest().get("validity") or {}).get("valid") is False
 
     def recover(self) -> None:
-        """Discard interrupted repeats. The original runs count again."""
+        """The original runs of interrupted repeats count again."""
         for fingerprint in [key for key, entry in self.cells.items() if "instead_of" in entry]:
             self.drop(fingerprint)
 
     def begin(self, cell: SweepCell) -> RunDirectory:
-        """Make a run directory for `cell`. If the cell is done, its finished run is kept. Otherwise its
-        unfinished run is removed."""
+        """Make a run directory. If the cell is done, its finished run is kept. Otherwise its unfinished
+        run is removed."""
         done = self.finished_run(cell) is not None
         if not done:
             self.drop(cell.fingerprint)
@@ -150,7 +146,7 @@ class Index:
         self._save()
 
     def drop(self, fingerprint: str) -> None:
-        """Remove the cell's unfinished run from the index, and delete the run's directory."""
+        """Delete the unfinished run's directory, too."""
         entry = self.cells.pop(fingerprint, None)
         if entry is None:
             return
@@ -232,8 +228,7 @@ def run(
 
 
 def _each_once(cells: Iterable[SweepCell], report: ReportLine) -> list[SweepCell]:
-    """Return the cells without duplicates. If several cells are the same run, keep only the first cell,
-    and report the others."""
+    """If several cells are the same run, keep only the first cell, and report the others."""
     first: dict[str, SweepCell] = {}
     told: set[tuple[str, str]] = set()
     for cell in cells:
@@ -300,7 +295,7 @@ class _Runner:
                 self.measured = _measured_costs(alone, self.index) | self.measured
 
     def emulate(self, cells: Sequence[SweepCell], cluster: ClusterPool | None) -> None:
-        """Run emulated `cells` on `cluster`; None for this host, one after the other."""
+        """`cluster`: None for this host, one after the other."""
         if cluster is not None:
             self._side_by_side(cluster, cells)
             return
@@ -309,7 +304,6 @@ class _Runner:
             self.run_in_process(cell, lambda message: self.report(f"      {message}"))
 
     def run_in_process(self, cell: SweepCell, report: ReportLine) -> None:
-        """Run `cell` in this process."""
         directory = self.index.begin(cell)
         try:
             result = execute(cell.topology, self._timed_plan(cell), directory, self.options, report)
@@ -320,7 +314,7 @@ class _Runner:
         self._end(cell, result)
 
     def _side_by_side(self, workers: CellPool, cells: Iterable[SweepCell]) -> None:
-        """Run `cells` in parallel. Each cell starts when a worker is free."""
+        """Each cell starts when a worker is free."""
         root = self.options.data_root
         options = replace(self.options, data_root=None if root is None else root.resolve())
         waiting = iter(cells)
@@ -362,7 +356,7 @@ class _Runner:
         self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}{following}")
 
     def _timed_plan(self, cell: SweepCell) -> Plan:
-        """Return the plan of `cell` with the durations that another cell has measured."""
+        """Use the durations that another cell has measured."""
         virtual = cell.plan.virtual
         for work in _costs_to_measure(cell):
             if (other := self.measured.get(work)) is None:
@@ -388,7 +382,7 @@ def _costs_to_measure(cell: SweepCell) -> Iterator[str]:
 
 
 def _protocol_key(cell: SweepCell) -> str:
-    """Return a key that is equal for cells with equal costs of secure aggregation."""
+    """Equal for cells with equal costs of secure aggregation."""
     return repr((_task(cell), cell.topology.task.frozen, cell.topology.secure))
 
 
@@ -398,15 +392,14 @@ def _task(cell: SweepCell) -> tuple[Any, ...]:
 
 
 def _step_key(cell: SweepCell) -> str:
-    """Return a key that is equal for cells whose training steps do the same work."""
+    """Equal for cells whose training steps do the same work."""
     return repr((_task(cell), step_work_key(cell.plan.devices[0].local)))
 
 
 def _measured_costs(
     cells: Iterable[SweepCell], index: Index, given: Mapping[str, Virtual] = MappingProxyType({})
 ) -> MeasuredCosts:
-    """Return the durations that finished runs of `cells` have measured, and those in `given`, which is
-    by the names of cells. The latter win."""
+    """`given`: by the names of cells; these win over what finished runs have measured."""
     measuring = [cell for cell in cells if any(_costs_to_measure(cell))]
     done = [(cell, index.finished_run(cell)) for cell in measuring]
     known = {
@@ -425,8 +418,8 @@ def _measured_costs(
 
 @contextmanager
 def _sweep_lock(folder: Path) -> Iterator[None]:
-    """Context that holds the lock of `folder`, so that no other process runs a sweep in this folder.
-    Raises BadInputError if another process has the lock, or if `folder` is not writable."""
+    """No other process runs a sweep in this folder meanwhile. Raises BadInputError if another process
+    has the lock, or if `folder` is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / kept.LOCK).open("w")

@@ -39,22 +39,18 @@ from testbed.view import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOutcome:
-    """How the run of a cell ended."""
-
     reason: str
-    """Reason for the end of the run, as in the run's records; `failed` if the run did not reach its end;
-    `refused` if the worker lacks what the run needs."""
+    """Reason in the run's records; `failed` if the run did not reach its end; `refused` if the worker
+    lacks what the run needs."""
     error: str | None = None
-    """Reason why the run failed; None if the run did not fail."""
+    """None if the run did not fail."""
     validity: dict[str, Any] = field(default_factory=dict)
-    """Validity of the run, as in the manifest."""
     seconds: float = 0.0
-    """Duration of the run in seconds of wall-clock time."""
+    """Wall-clock time."""
     accuracy: float | None = None
-    """Accuracy in the last evaluation, from 0 to 1; None if the run has no evaluation, or its task has
-    no accuracy."""
+    """Last evaluation, from 0 to 1; None if the run has no evaluation, or its task has no accuracy."""
     loss: float | None = None
-    """Loss in the last evaluation; None if the run has no evaluation."""
+    """Last evaluation; None if there is none."""
 
     @classmethod
     def failure(cls, error: object) -> Self:
@@ -62,7 +58,7 @@ class CellOutcome:
 
 
 class _Watcher(View):
-    """View that keeps only the last evaluation and the validity of the run."""
+    """Keeps only the last evaluation and the validity of the run."""
 
     def __init__(self, report: Callable[[str], object]) -> None:
         self._report = report
@@ -87,7 +83,6 @@ def execute(
     options: Options,
     report: Callable[[str], object],
 ) -> CellOutcome:
-    """Run a cell in this process."""
     watcher = _Watcher(report)
     begin = time.monotonic()
     try:
@@ -106,8 +101,6 @@ def execute(
 
 @dataclass(frozen=True, slots=True)
 class CellOrder:
-    """Order to a worker to run a cell."""
-
     directory: Path
     """Run directory with the topology."""
     options: Options
@@ -116,30 +109,28 @@ class CellOrder:
 
 
 class CellPool(Protocol):
-    """Pool of workers that run cells: processes of this machine, or a cluster."""
+    """Processes of this machine, or a cluster."""
 
     @property
     def count(self) -> int:
-        """Maximum number of cells that may be submitted and not yet done."""
+        """Cells that may be submitted and not yet done."""
 
     def submit(
         self, topology: Topology, directory: RunDirectory, options: Options
     ) -> Future[CellOutcome]:
-        """Run the cell `topology` as soon as a worker is free. `directory` contains the cell's topology.
+        """The run starts as soon as a worker is free. `directory` contains the cell's topology.
         `options.runtime` is the runtime's name."""
 
     def idle_reason(self) -> str | None:
-        """Return why no cell can run now; None if cells can run."""
+        """None if cells can run."""
 
     def close(self) -> None:
-        """End all workers' runs, even those that are not done. Idempotent."""
+        """Runs that are not done are ended, too. Idempotent."""
 
 
 class WorkerPool:
-    """Context manager of up to `count` worker processes.
-
-    The workers end when the context ends, and when this process ends. A worker also ends when the thread
-    that started it ends (`host.die_with_parent`).
+    """The workers end when the context ends, and when this process ends. A worker also ends when the
+    thread that started it ends (`host.die_with_parent`).
 
     `emulating`: whether the cells are emulated. Then a worker has more time to clean up when it is
     ended, and the libraries in it may use several cores.
@@ -165,15 +156,13 @@ class WorkerPool:
     def submit(
         self, topology: Topology, directory: RunDirectory, options: Options
     ) -> Future[CellOutcome]:
-        """Run the cell in `directory`, which contains the cell's topology, as soon as a worker is
-        free."""
         return self._threads.submit(self.run, CellOrder(directory.path, options))
 
     def idle_reason(self) -> None:
         """Return None: the processes can always run cells."""
 
     def close(self) -> None:
-        """End all workers, even while they execute a run. Idempotent."""
+        """Runs are ended, too. Idempotent."""
         self._closed = True
         for worker in self._workers:
             worker.process.terminate()
@@ -185,8 +174,7 @@ class WorkerPool:
             worker.log.close()
 
     def run(self, order: CellOrder, is_cancelled: Callable[[], bool] = lambda: False) -> CellOutcome:
-        """Run a cell in a worker process, and wait for its end. The process is ended as soon as
-        `is_cancelled` returns true."""
+        """The worker process is ended as soon as `is_cancelled` returns true."""
         worker = self._idle.pop() if self._idle else self._start()
         try:
             worker.pipe.send(order)
@@ -226,7 +214,6 @@ class WorkerPool:
 
 
 _CANCEL_SECONDS = 0.5
-"""Seconds between two checks whether a cell is cancelled."""
 _CLEANUP_SECONDS = 60.0
 """Seconds that a worker gets to remove the containers of an emulated run."""
 

@@ -41,32 +41,31 @@ __all__ = [
 ]
 
 RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "control")
-"""Names that no device may have: the names of the run's other processes, and the host names of the
-broker. A host name of the broker would lead to the device instead of the broker."""
+"""The names of the run's other processes, and the host names of the broker, which would lead to the
+device instead of the broker."""
 _MAX_GROUPS = 2_000
 _KINDS: tuple[Kind, ...] = ("task", "rule", "selection")
 
 
 def load(path: Path, limits: Boundary | None = None) -> Topology:
-    """Read and validate a topology file, within `limits` if it is somebody else's. Raises BadInputError
-    that lists all errors with their places."""
+    """`limits`: if the file is somebody else's. Raises BadInputError that lists all errors with their
+    places."""
     return validate(yamlfile.read(path), limits)
 
 
 def parse(text: str, name: str = "<text>", limits: Boundary | None = None) -> Topology:
-    """Read and validate a topology from a text. Errors call the text `name`."""
+    """Errors call the text `name`."""
     return validate(yamlfile.parse(text, name), limits)
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the topology file, for editors."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return dialect | Topology.model_json_schema()
 
 
 def validate(document: Document, limits: Boundary | None = None) -> Topology:
-    """Validate a parsed file and fill in all defaults. Nothing outside of `limits` is read, imported or
-    started. Raises FaultyFileError that lists all errors."""
+    """Fill in all defaults. Nothing outside of `limits` is read, imported or started. Raises
+    FaultyFileError that lists all errors."""
     # Checked first: otherwise each key of another file, or each of too many devices, gives an error.
     for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
         if problem is not None:
@@ -92,7 +91,7 @@ def validate(document: Document, limits: Boundary | None = None) -> Topology:
 
 
 def _without_extensions(document: Document) -> Document:
-    """Drop top-level keys that begin with `x-`. As in Compose, such keys only hold values that aliases
+    """Drop top-level keys that begin with `x-`. As in Compose, they only hold values that aliases
     elsewhere in the file refer to."""
     if not isinstance(document.data, dict):
         return document
@@ -101,8 +100,7 @@ def _without_extensions(document: Document) -> Document:
 
 
 def _with_list_of_groups(document: Document) -> Document:
-    """Replace the short form of a recorded fleet, `devices: {from_run: RUN}`, by a list with one
-    group."""
+    """Accept the short form `devices: {from_run: RUN}`."""
     devices = document.data.get("devices") if isinstance(document.data, dict) else None
     if not isinstance(devices, dict) or not {"from_run", "from_log"} & devices.keys():
         return document
@@ -113,11 +111,8 @@ def _with_list_of_groups(document: Document) -> Document:
 def _read_user_code(
     document: Document, limits: Boundary | None
 ) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
-    """Read the user's code that an unvalidated topology names.
-
-    Returns the code (None if the topology names none), stand-ins for the user's classes by kind (task,
-    rule, selection) and name, and the problems found.
-    """
+    """Return the code, and stand-ins for the user's classes by kind (task, rule, selection) and name.
+    The topology is not validated yet."""
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
     if isinstance(path, str):
@@ -158,8 +153,8 @@ def _read_user_code(
 
 
 def _import_hint(traceback: str, code: UserCode | None) -> str:
-    """Return a line with the mend for a module that was not found; empty for other errors, and if the
-    user's own package lacks the module."""
+    """Line with the mend for a missing module. Empty for other errors, and if the user's own package
+    lacks the module."""
     found = re.search(r"^ModuleNotFoundError: No module named '(\w+)", traceback, re.MULTILINE)
     if not found or code is None:
         return ""
@@ -177,13 +172,12 @@ def _import_hint(traceback: str, code: UserCode | None) -> str:
 
 
 def _groups(document: Document) -> tuple[Any, ...]:
-    """Return the device groups of an unvalidated topology."""
     devices = document.data.get("devices") if isinstance(document.data, dict) else None
     return devices if isinstance(devices, tuple) else ()
 
 
 def _other_kind_problem(document: Document) -> Problem | None:
-    """Return a problem if the file is clearly not a topology; None if it may be a topology."""
+    """Return a problem if the file is clearly not a topology."""
     if not isinstance(document.data, dict) or document.data.keys() & Topology.model_fields.keys():
         return None
     message = (
@@ -211,8 +205,7 @@ def _too_many_devices_problem(document: Document) -> Problem | None:
 
 
 def _name_problems(document: Document) -> Iterator[Problem]:
-    """Yield a problem for each duplicate or reserved device name. This works even if other parts of the
-    topology are invalid."""
+    """Works even if other parts of the topology are invalid."""
     first: dict[str, int] = {}
     for index, group in enumerate(_groups(document)):
         where = ("devices", index, "name")
@@ -232,8 +225,7 @@ def _name_problems(document: Document) -> Iterator[Problem]:
 
 
 def _names(group: Any) -> tuple[str, ...]:
-    """Return the names of an unvalidated group and of its devices. Commands accept the names of groups
-    and of devices."""
+    """Commands accept the names of groups and of devices."""
     try:
         fields = {key: group[key] for key in ("name", "count", "hosts") if key in group}
         made = DeviceGroup.model_validate({**fields, "cpu": 1.0})

@@ -63,17 +63,15 @@ from testbed.topology.scenario import (
 @dataclass(frozen=True, slots=True)
 class Step:
     at: Nanoseconds
-    """Device time in nanoseconds, counted from the start of the run clock."""
+    """Device time, counted from the start of the run clock."""
     device: str
     action: Action
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A device that slows down because it gets hot."""
-
     cpu: float
-    """CPU share at the start of the run; 1 is one host core."""
+    """At the start of the run; 1 is one host core."""
     thermal: Thermal
 
 
@@ -101,8 +99,7 @@ def timeline(
 ) -> Iterator[Step]:
     """Yield all steps in the order of time.
 
-    `horizon`: yield only the steps before this time; None to yield all steps. `heat`: the devices that
-    slow down by heat, by name.
+    `horizon`: yield only the steps before this time. `heat`: by device.
 
     Steps of the same time are sorted: first scenario entries in the order of the file, then heat, the
     groups' own actions, churn and availability, each in device order. The iterator is lazy, and endless
@@ -195,8 +192,7 @@ def _span(
 
 
 def _listed_steps(actions: Sequence[tuple[float, str]], device: str) -> list[_CausedStep]:
-    """Return the steps of the key `actions` of a group for `device`. A crash that no restart follows is
-    for good, as in the scenario."""
+    """A crash that no restart follows is for good, as in the scenario."""
     cause = object()
     moves = [name for _, name in actions if name in ("crash", "restart", "leave", "join")]
     restarted = iter([*moves, ""][1:])  # what follows each move
@@ -215,8 +211,7 @@ def _random_steps(
     by_group: Mapping[str, tuple[str, ...]],
     seed: int,
 ) -> Iterator[tuple[str, Iterator[_CausedStep]]]:
-    """Yield each device with its random steps. The churn of all devices comes first, and then the
-    availability of all devices."""
+    """The churn of all devices comes first, and then the availability of all devices."""
     if churn is not None:
         named = by_group if churn.devices is None else churn.devices
         churned = frozenset(expand(named, by_group))
@@ -248,8 +243,6 @@ def _availability_steps(availability: Availability, seed: int, device: str) -> I
 
 
 def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps that have an effect. Overlapping causes are merged. Until it joins, an
-    absent device gets only actions that last over absence."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:

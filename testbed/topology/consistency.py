@@ -17,7 +17,7 @@ from testbed.topology.yamlfile import Document, Problem, Where
 _BUILT_IN_TRAINING_ONLY = ("steps", "epochs", "last_batch", "lr_by_step", "optimizer", "momentum",
                            "weight_decay", "clip_gradient", "precision", "proximal",
                            "fednova")  # fmt: skip
-"""Settings of local training that have no effect if the task trains by code of its own."""
+"""Settings of local training without effect if the task trains by code of its own."""
 _LOCAL_STEPS_ONLY = {
     "optimizer": "sgd",
     "lr_by_step": None,
@@ -27,12 +27,11 @@ _LOCAL_STEPS_ONLY = {
     "proximal": 0.0,
     "clip": None,
 }
-"""Settings of local steps and of the resulting update, with their defaults. They have no effect on
-clients that send a single gradient."""
+"""Settings and their defaults. They have no effect on clients that send a single gradient."""
 
 
 def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
-    """Yield all conflicts, with their places in `document`. `topology` was read from this document."""
+    """`topology` was read from `document`."""
     empty = (group for group in topology.devices if group.data and group.data.samples == 0)
     idle, devices = sum(len(group.device_names) for group in empty), len(topology.device_names)
     checked = [("rule", topology.rule.build(), devices - idle), ("task", topology.task.build(), devices)]
@@ -56,7 +55,7 @@ def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
 
 
 def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield conflicts of a group's local training with the task's local training, or with the rule."""
+    """Conflicts of a group's local training with the task's, or with the rule."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index, "local")
@@ -76,8 +75,6 @@ def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield a problem for each setting that would break the privacy that differential privacy
-    promises."""
     wanted, rule = topology.differential, topology.rule
     if wanted is None:
         return
@@ -121,9 +118,8 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield conflicts with differential privacy and with secure aggregation. Secure aggregation
-    conflicts with settings that need single updates, and with sums that are too large for the finite
-    field."""
+    """Secure aggregation conflicts with settings that need single updates, and with sums that are too
+    large for the finite field."""
     yield from _differential_problems(topology)
     where: Where = ("privacy", "secure")
     try:
@@ -179,7 +175,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _selection_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield conflicts of the selection with the rule, and with privacy that hides what it needs."""
+    """Conflicts of the selection with the rule, and with privacy that hides what it needs."""
     settings, rule = topology.selection, topology.rule
     if settings is None or isinstance(selection := settings.build(), UniformSelection):
         return
@@ -206,7 +202,7 @@ def _vectors(side: ClientSide) -> str:
 
 
 def _compression_places(topology: Topology) -> Iterator[Where]:
-    """Yield the places of compression and of groups' own steps. Both may change updates."""
+    """Places of compression and of groups' own steps: both may change updates."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
             yield ("devices", index, "link", "compression")
@@ -293,7 +289,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _own_training_conflicts(topology: Topology, side: ClientSide) -> Iterator[tuple[Where, str]]:
-    """Yield a problem for each setting that has no effect on a task that trains by code of its own."""
+    """Settings that have no effect on a task that trains by code of its own."""
     name = topology.task.name
     if side.kind == "gradient":
         yield (

@@ -33,12 +33,11 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_range(value: Any) -> Any:
-    """Turn a number into the range that contains only that number."""
     return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _require(is_valid: Callable[[Any], bool], text: str) -> AfterValidator:
-    """Reject values for which `is_valid` is false. The message says that `text` was expected."""
+    """The message says that `text` was expected."""
 
     def check(value: Any) -> Any:
         if not is_valid(value):
@@ -61,7 +60,7 @@ _Range = Annotated[
     WithJsonSchema(_NUMBER_OR_TWO),
     expecting(_RANGE),
 ]
-"""One number, or a range [minimum, maximum]. From a range, a number is drawn for each device."""
+"""From a range [minimum, maximum], a number is drawn for each device."""
 _RangeFrom0 = Annotated[
     tuple[float, float],
     BeforeValidator(_as_range),
@@ -185,13 +184,13 @@ class DataSettings(Model):
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write only the keys that the user wrote. A split that is named must exist, and a key that is
-        set replaces that of a dataset known by its name, so defaults must not become set keys."""
+        """Write only the keys that the user wrote: a split that is named must exist, and a key that is
+        set replaces that of a dataset known by its name."""
         return {key: value for key, value in write(self).items() if key in self.model_fields_set}
 
     @property
     def name(self) -> str:
-        """Name of the dataset for messages, such as `nyu-mll/glue (sst2)`."""
+        """For messages, such as `nyu-mll/glue (sst2)`."""
         return f"{self.path or self.hub}" + (f" ({self.config})" if self.config else "")
 
 

@@ -58,13 +58,11 @@ from testbed.topology.fields import (
 )
 
 LEAST_GPU_MEMORY = 512 * 2**20
-"""Lowest limit of GPU memory, in bytes: CUDA's context alone takes some hundred MB."""
+"""Bytes: CUDA's context alone takes some hundred MB."""
 DEFAULT_MEMORY = 512 * 2**20
-"""Default memory limit of a device without a GPU, in bytes. It is used if neither the topology nor a
-profile sets a limit."""
+"""Bytes, if neither the topology nor a profile sets a limit."""
 DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
-"""Default memory limit of a device with a GPU, in bytes. CUDA's libraries need more memory than PyTorch
-itself."""
+"""Bytes. CUDA's libraries need more memory than PyTorch itself."""
 
 
 @with_fields_of(config.LocalTraining)
@@ -72,8 +70,7 @@ class LocalSettings(Parameters):
     """Local training of one round on the device's shard. Needs steps or epochs."""
 
     def changed_by(self, other: LocalSettings) -> LocalSettings:
-        """Return a copy with the values that `other` sets. If `other` sets steps or epochs, these
-        replace both steps and epochs of this object."""
+        """If `other` sets steps or epochs, these replace both steps and epochs of this object."""
         changes = {name: getattr(other, name) for name in other.model_fields_set}
         if changes.get("steps") or changes.get("epochs"):
             changes = {"steps": None, "epochs": None} | changes
@@ -172,7 +169,6 @@ class LinkSettings(ServerLink):
 
     @property
     def shaping_keys(self) -> list[str]:
-        """Keys with a value that shape the link."""
         keys = (name for name in type(self).model_fields if name != "compression")
         return [name for name in keys if getattr(self, name) is not None]
 
@@ -267,7 +263,6 @@ class _Speed(Variant):
         return self
 
     def draw(self, seed: int, device: str) -> float:
-        """Return the speed factor of `device`."""
         if self.distribution == "constant":
             return float(self.params["value"])
         distribution: DurationDistribution = self.build()
@@ -282,8 +277,8 @@ class _NormalSpeed(durations.Normal):
 
 
 _SPEEDS = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
-"""Distributions of speeds, by name. Traces are left out: a speed is drawn only once, so that every
-device would get the first value of the trace."""
+"""Traces are left out: a speed is drawn only once, so that every device would get the first value of the
+trace."""
 
 Speed = Annotated[
     _Speed,
@@ -317,12 +312,10 @@ class GpuSettings(Model):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the device shares its GPU with other devices, under limits."""
         return self.share < 1 or self.memory is not None
 
 
 def _gpu(value: Any) -> Any:
-    """Accept `true` for a whole GPU and `false` for none."""
     if isinstance(value, bool):
         return GpuSettings() if value else None
     if value is not None and not isinstance(value, dict | GpuSettings):
@@ -331,7 +324,6 @@ def _gpu(value: Any) -> Any:
 
 
 def _link(value: Any) -> Any:
-    """Accept `lte` for `{class: lte}`."""
     return {"class": value} if isinstance(value, str) else value
 
 
@@ -339,8 +331,7 @@ _IMAGE = "the tag of an image such as my-agent:1, or a path such as sensor/Docke
 
 
 def _is_dockerfile(image: str) -> bool:
-    """Whether `image` is the path of a Dockerfile and not a tag. The test is whether the name contains
-    `Dockerfile`: names of images have no capital letters."""
+    """Names of images have no capital letters."""
     name = Path(image).name
     return "Dockerfile" in name and ":" not in name
 
@@ -350,13 +341,12 @@ def _image(image: str, info: ValidationInfo) -> str:
 
 
 def is_ssh_host(host: str) -> bool:
-    """Whether an entry of `hosts` is a real device, and not the name of a node."""
+    """Whether it is a real device, and not the name of a node."""
     return "@" in host or host.startswith("ssh://")
 
 
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
-"""Steps of `agents.pipeline.STEPS` that have their own key in a topology. The key `steps` does not
-accept these steps."""
+"""Steps that have their own key in a topology, so that the key `steps` does not accept them."""
 
 
 class DeviceGroup(Model):
@@ -586,13 +576,11 @@ class DeviceGroup(Model):
 
     @property
     def segment_name(self) -> str | None:
-        """Name of the segment that the devices are attached to, which may come from `access`; None if
-        they are attached to none."""
+        """Segment of the devices, which may come from `access`."""
         return self.segment if self.access is None else self.access.name
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the group stands for the devices of a run or of a log."""
         return self.from_run is not None or self.from_log is not None
 
     @property
@@ -602,12 +590,10 @@ class DeviceGroup(Model):
 
     @property
     def has_profile_speed(self) -> bool:
-        """Whether the CPU share of the group's devices follows from their profile."""
         return self.profile is not None and self.cpu is None
 
     def spelled_out(self, local: LocalSettings) -> Self:
-        """Return the group with the defaults that it takes from elsewhere. `local`: settings of the
-        task, which hold where the group has none."""
+        """`local`: settings of the task, which hold where the group has none."""
         changes: dict[str, Any] = {"local": local.changed_by(self.local)}
         if self.profile is None and not self.is_template and not self.is_real:  # else these have memory
             changes["memory"] = self.memory or self.default_memory
@@ -615,30 +601,27 @@ class DeviceGroup(Model):
 
     @property
     def group_name(self) -> str:
-        """Name of the group in the topology. For a drawn device, it differs from `name`."""
+        """For a drawn device, it differs from `name`."""
         return self._group or self.name
 
     @property
     def is_drawn(self) -> bool:
-        """Whether this is one device of a group with `draw`."""
         return self._group is not None
 
     @property
     def origin(self) -> str:
-        """Source of the keys of a drawn device, such as `survey.csv:7`; empty if it was not
-        drawn."""
+        """Source of the keys of a drawn device, such as `survey.csv:7`; empty if it was not drawn."""
         return self._origin
 
     def drawn_device(self, name: str, group: str, origin: str) -> Self:
-        """Return a copy for the device `name`, which was drawn for the group `group`. `origin`: where
-        its keys come from."""
+        """`origin`: source of the keys."""
         device = self.model_copy(update={"name": name})
         device._group, device._origin = group, origin
         return device
 
     @property
     def update_steps(self) -> list[config.Named]:
-        """Steps of `agents.pipeline` that only this group's devices have, with their parameters."""
+        """Steps that only this group's devices have."""
         compression = None if self.link is None else self.link.compression
         own = {"byzantine": self.byzantine, "compression": compression}
         return [
@@ -665,33 +648,29 @@ class DeviceGroup(Model):
 
     @property
     def default_memory(self) -> int:
-        """Memory limit in bytes that applies if neither the topology nor a profile has one."""
+        """Bytes."""
         return DEFAULT_MEMORY if self.gpu is None else DEFAULT_MEMORY_WITH_GPU
 
     @property
     def dockerfile(self) -> Path | None:
-        """Path of the Dockerfile of the group's image; None if `image` is a tag or not set."""
         return Path(self.image) if self.image is not None and _is_dockerfile(self.image) else None
 
     @property
     def has_plain_speed(self) -> bool:
-        """Whether every device of the group has the speed factor 1."""
         return self.speed.named == config.Named("constant", {"value": 1.0})
 
     @property
     def joins_first(self) -> bool:
-        """Whether `actions` has the devices join before anything else, so that they are absent at the
-        start of the run."""
+        """Devices that join first are absent at the start of the run."""
         moves = (name for _, name in self.actions or () if name in ("crash", "leave", "join"))
         return next(moves, None) == "join"
 
     @property
     def is_real(self) -> bool:
-        """Whether the devices of the group are real ones, reached by SSH."""
         return any(map(is_ssh_host, self.hosts or ()))
 
     def real_host(self, device: str) -> str | None:
-        """SSH destination of the real device `device`; None if it is emulated."""
+        """SSH destination; None if the device is emulated."""
         if not self.is_real or self.hosts is None:
             return None
         return dict(zip(self.device_names, self.hosts, strict=True))[device]

@@ -45,11 +45,10 @@ from testbed.topology.fields import (
 )
 
 POPULATIONS = Path(__file__).parents[1] / "catalog" / "populations"
-"""Folder of the named populations. Each is a survey in CSV (`testbed.topology.surveys`)."""
+"""Each file is a survey (`testbed.topology.surveys`)."""
 
 
 def population_names() -> list[str]:
-    """Return the names of the populations that come with the testbed, sorted."""
     return sorted(path.stem for path in POPULATIONS.glob("*.csv"))
 
 
@@ -80,7 +79,7 @@ class Choice:
 
 
 def check_weights(weights: tuple[float, ...]) -> None:
-    """Raise ValueError if `weights` cannot be the weights of a choice."""
+    """Raises ValueError."""
     for weight in weights:
         if not 0 <= weight < math.inf:
             raise ValueError(f"found the weight {weight:g}, expected a number of at least 0")
@@ -89,7 +88,7 @@ def check_weights(weights: tuple[float, ...]) -> None:
 
 
 def choose(weights: tuple[float, ...], rng: np.random.Generator) -> int:
-    """Draw the index of one of `weights`, with probabilities in proportion to them."""
+    """Draw an index, with probabilities in proportion to `weights`."""
     sums = np.cumsum(weights)
     return int(np.searchsorted(sums, float(rng.random()) * sums[-1], side="right"))
 
@@ -102,12 +101,11 @@ class DrawnValue(Variant):
     distribution: str
 
     def draw(self, rng: np.random.Generator) -> Any:
-        """Draw a value in the notation of a topology."""
         distribution: durations.DurationDistribution = self.build()
         return self.written(distribution.sampler(rng)())
 
     def written(self, value: float) -> Any:
-        """Return `value` in the notation of a topology."""
+        """In the notation of a topology."""
         return float(f"{value:.4g}")
 
 
@@ -195,8 +193,8 @@ def _number_or_text(text: str) -> Any:
 
 _MIB = 2**20
 _DRAWN = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
-"""Distributions, by name. Traces are left out: a value is drawn only once, so that every device would
-get the first value of the trace."""
+"""Traces are left out: a value is drawn only once, so that every device would get the first value of the
+trace."""
 _VARIANTS = OneOf(_DRAWN | {"choice": Choice})
 
 
@@ -279,7 +277,7 @@ class DrawnKeys(Model):
         return self
 
     def draw(self, generator: Callable[[str], np.random.Generator]) -> dict[str, Any]:
-        """Draw the keys of one device. Return them in the notation of a topology.
+        """Return the keys of one device in the notation of a topology.
 
         `generator`: function from a key, such as `link.up`, to the generator for the key's value.
         """
@@ -331,7 +329,7 @@ class FedScaleSettings(Model):
 
 
 def _population_or_file(value: str, info: ValidationInfo) -> str:
-    """Return the name of a population unchanged. Make the path of a file absolute."""
+    """Only the path of a file changes: it becomes absolute."""
     return value if value in population_names() else from_file(value, info)
 
 

@@ -27,13 +27,11 @@ from testbed.topology.fields import (
 )
 
 DAY_S = 86_400.0
-"""Seconds of a day."""
 _RETURN_ABOVE = 0.1
-"""Default difference between the level of the return and the level of the power-off."""
+"""Difference between the level of the return and the level of the power-off."""
 _MAX_BYTES = 64 * 2**20
-"""Maximum size of a charger's trace file, in bytes."""
 _LIMITS = {"time": (1e9, "seconds"), "watts": (1e9, "watts")}
-"""Maximum value and unit of each column of a charger's trace file."""
+"""Maximum value and unit of each column."""
 _EMPTY = "is empty, a gap in the trace: fill it in"
 _EXPECTED_HEADER = "expected the columns time (s) and watts"
 
@@ -73,7 +71,7 @@ class BatterySettings(Model):
         return self
 
     def plain(self, capacity: float) -> BatteryConfig:
-        """Return the battery's configuration. `capacity`: energy of the full battery in joules."""
+        """`capacity`: joules of the full battery."""
         return_at = self.return_at
         if return_at is None:
             return_at = min(1.0, round(self.power_off_at + _RETURN_ABOVE, 12))
@@ -155,8 +153,7 @@ class ChargerSettings(Model):
             )
 
     def plain(self, trace: ChargerConfig | None) -> ChargerConfig:
-        """Return the charger's configuration. `trace`: content of the file `trace`; None if the charger
-        has no file."""
+        """`trace`: content of the file `trace`, if there is one."""
         if self.watts is not None:
             return ChargerConfig(times=[0.0], watts=[self.watts])
         if self.schedule is not None:
@@ -167,8 +164,7 @@ class ChargerSettings(Model):
 
 
 def _daily(schedule: list[tuple[float, float]], clock: float) -> ChargerConfig:
-    """Return the charger of a daily schedule, in the order of time. `clock`: time of day in seconds at
-    the start of the run."""
+    """`clock`: time of day in seconds at the start of the run."""
     times = [at for at, _ in schedule]
     first = bisect.bisect_right(times, clock)
     moved = [(at - clock, watts) for at, watts in schedule[first:]]
@@ -182,7 +178,6 @@ def _daily(schedule: list[tuple[float, float]], clock: float) -> ChargerConfig:
 
 
 def _charger(value: Any) -> Any:
-    """Accept `10W` for `{watts: 10W}`."""
     return {"watts": value} if isinstance(value, str) else value
 
 
@@ -246,8 +241,7 @@ class EnergySettings(Model):
         return self
 
     def missing(self, profile: PowerFigures | None) -> list[str]:
-        """Return the keys that neither the group nor `profile` gives, although they are needed.
-        `profile`: None if the group has no profile, or if the profile has no figures."""
+        """Return the needed keys that neither the group nor `profile` gives."""
         needed = [name for name in ("idle", "core") if self._figure(name, profile) is None]
         if self.battery is not None and self._capacity(profile) is None:
             needed.append("battery.capacity")
@@ -256,8 +250,8 @@ class EnergySettings(Model):
     def plain(
         self, profile: PowerFigures | None, cores: int, trace: ChargerConfig | None
     ) -> EnergyConfig:
-        """Return the configuration of a device. `cores`: number of cores if the group gives none.
-        `trace`: content of the charger's trace file; None if there is none."""
+        """`cores`: if the group gives none. `trace`: content of the charger's trace file, if there is
+        one."""
         capacity = self._capacity(profile)
         return EnergyConfig(
             idle=self._figure("idle", profile) or 0.0,
@@ -280,7 +274,7 @@ class EnergySettings(Model):
 
 
 def energy_settings(value: Any) -> Any:
-    """Accept `true` for the figures of the profile, and `false` for no energy."""
+    """`true` stands for the figures of the profile."""
     if isinstance(value, bool):
         return EnergySettings() if value else None
     if value is not None and not isinstance(value, dict | EnergySettings):
@@ -289,8 +283,8 @@ def energy_settings(value: Any) -> Any:
 
 
 def read_trace(charger: ChargerSettings, folder: Path) -> ChargerConfig:
-    """Read the trace file of `charger`, whose path is relative to `folder`. Raises OSError, and
-    ValueError that names file and line."""
+    """The file's path is relative to `folder`. Raises OSError, and ValueError that names file and
+    line."""
     path = folder / (charger.trace or "")
     try:
         text = files.read(path, _MAX_BYTES).decode("utf-8-sig")
@@ -300,8 +294,7 @@ def read_trace(charger: ChargerSettings, folder: Path) -> ChargerConfig:
 
 
 def read_csv(lines: Iterable[str], *, loop: bool) -> ChargerConfig:
-    """Read the powers of a charger from the lines of a CSV file (`testbed.topology.timed_csv`). If
-    `loop` is true, the powers repeat. Raises ValueError with the line number."""
+    """The format is that of `testbed.topology.timed_csv`. Raises ValueError with the line number."""
     table = timed_csv.read(lines, _LIMITS, _check_header, _EMPTY)
     times, watts = table.times.tolist(), table.columns["watts"].tolist()
     for line, reason in _gaps(table.lines, times, watts):
@@ -316,7 +309,7 @@ def _check_header(cells: list[str]) -> list[str]:
 
 
 def _gaps(numbers: Sequence[int], times: list[float], watts: list[float]) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the description of each gap.
+    """Yield line number and description.
 
     A trace whose rows mostly have the same distance was sampled at regular times. There, a larger
     distance is a gap, unless the power before it is 0, as at night. In other traces each row is a

@@ -34,37 +34,31 @@ from testbed.topology import units
 from testbed.topology.numbers import read_number
 
 KBIT = 1024
-"""Bits per kbit in FedScale's traces."""
 _TRAINING = 3.0
 """Ratio of the training time per sample to the inference time per sample in FedScale."""
 _LONGEST_NAME = 100
-"""Maximum number of characters of a client's name."""
 _LONGEST = 1e12
-"""Largest time of a trace, in seconds."""
+"""Seconds."""
 _MOST_PASSES = 100_000
-"""Maximum number of repetitions of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class FedScaleClient:
-    """A client in FedScale's traces."""
-
     number: str
-    """Key of the client in the capacity file."""
+    """Key in the capacity file."""
     computation: float
     """Inference time per sample, in milliseconds."""
     communication: float
     """Rate of the link in kbit/s (1 kbit is 1024 bits)."""
     active: tuple[tuple[float, float], ...] = ()
-    """Spans in which the client is available. Each span has a begin and an end, in seconds from the
-    start of the trace or of a repetition."""
+    """Begin and end of the spans in which the client is available, in seconds from the start of the
+    trace or of a repetition."""
     pass_s: float = 0.0
-    """Length of the trace in seconds, after which the trace repeats; 0 if the client is always
-    available."""
+    """Seconds after which the trace repeats; 0 if the client is always available."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickler that accepts only numbers, texts, lists and dictionaries."""
+    """Accepts only numbers, texts, lists and dictionaries."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(
@@ -73,8 +67,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """Read the entries of one of the files, by client. Raises ValueError with a message on what is wrong
-    with the file."""
+    """Return the entries of one of the files, by client. Raises ValueError with a message on what is
+    wrong."""
     try:
         if data.lstrip()[:1] == b"{":
             found = json.loads(data)
@@ -90,8 +84,6 @@ def read(data: bytes) -> dict[str, Any]:
 
 
 class Clients:
-    """The clients of FedScale's files, to draw from."""
-
     def __init__(self, capacity: Mapping[str, Any], behaviour: Mapping[str, Any] | None) -> None:
         """`capacity`, `behaviour`: entries of the two files, by client. If `behaviour` is None, all
         clients are always available."""
@@ -100,13 +92,13 @@ class Clients:
 
     @cached_property
     def fastest(self) -> float:
-        """Least inference time per sample of all clients, in milliseconds. Raises ValueError that names
-        an unusable entry."""
+        """Least inference time per sample, in milliseconds. Raises ValueError that names an unusable
+        entry."""
         return min(_above_0(self._capacity[name], name, "computation") for name in self._names)
 
     def draw(self, rng: np.random.Generator, behaviour_rng: np.random.Generator) -> FedScaleClient:
-        """Draw one client, and independently its behaviour: the files describe different clients.
-        Raises ValueError that names an unusable entry."""
+        """Draw client and behaviour independently: the files describe different clients. Raises
+        ValueError that names an unusable entry."""
         name = self._names[rng.integers(len(self._names))]
         behaviour = ""
         if self._behaviours:
@@ -146,7 +138,6 @@ class Clients:
 def draw_clients(
     capacity: Mapping[str, Any], behaviour: Mapping[str, Any] | None, count: int, seed: int
 ) -> list[FedScaleClient]:
-    """Draw `count` clients as `Clients.draw_distinct` does."""
     return Clients(capacity, behaviour).draw_distinct(count, seed)
 
 
@@ -156,8 +147,7 @@ def _above_0(entry: Any, name: str, key: str) -> float:
 
 
 def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], float]:
-    """Return `FedScaleClient.active` and `FedScaleClient.pass_s` for an entry of the behaviour file.
-    Overlapping spans are merged."""
+    """Return `FedScaleClient.active` and `FedScaleClient.pass_s`. Overlapping spans are merged."""
     length = _above_0(entry, name, "finish_time")
     begins, ends = _times(entry, name, "active"), _times(entry, name, "inactive")
     merged: list[tuple[float, float]] = []
@@ -232,8 +222,7 @@ def device_keys(
     length: float | None,
     speed_up: float,
 ) -> dict[str, Any]:
-    """Return the keys of a device group for `client`. `cpu`: CPU share in cores; None to set none. For
-    the other parameters see `device_groups`."""
+    """For the other parameters see `device_groups`. `cpu`: cores; None to set none."""
     rate = units.format_rate(1000 * max(1, round(client.communication * KBIT / 1000)))
     keys: dict[str, Any] = {}
     if cpu is not None:
@@ -250,8 +239,8 @@ def device_keys(
 def _availability(
     client: FedScaleClient, begin: float, length: float | None, speed_up: float
 ) -> dict[str, Any]:
-    """Return the key `availability` of a device group, with the client's states in the requested part of
-    the trace. The result is empty if the client is always available."""
+    """Return the client's states in the requested part of the trace; empty if the client is always
+    available."""
     whole = length is None
     length = client.pass_s if length is None else length
     moments: list[tuple[float, str]] = []

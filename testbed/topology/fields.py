@@ -52,7 +52,6 @@ class Model(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _list_known_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Add the known keys to each error about an unknown key."""
         try:
             return handler(data)
         except ValidationError as error:
@@ -68,7 +67,7 @@ class Model(BaseModel):
 
 
 def expecting(text: str) -> WrapValidator:
-    """Replace pydantic's message on a wrong type or bound by "expected `text`".
+    """Replace pydantic's message on a wrong type or bound.
 
     A message of the testbed itself, such as the message about a quantity's unit, is kept.
     """
@@ -118,7 +117,7 @@ Size = Annotated[
     WithJsonSchema(_text(_NUMBER + "([KMG]iB|[kMG]?B)$", "512MiB", "1GiB")),
 ]
 LEAST_MEMORY = 256 * 2**20
-"""Lowest memory limit of a device, in bytes: PyTorch alone takes about 240 MB."""
+"""Bytes: PyTorch alone takes about 240 MB."""
 Memory = Annotated[
     Size,
     Field(ge=LEAST_MEMORY),
@@ -166,8 +165,7 @@ Cpu = Annotated[
     expecting("a positive share of one host core such as 0.25"),
 ]
 Count = Annotated[int, Field(ge=1, le=10**15), expecting("a whole number from 1 to 10^15")]
-"""A positive whole number. The upper bound ensures that products of a few such numbers fit into a
-float."""
+"""The upper bound ensures that products of a few such numbers fit into a float."""
 Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0), expecting("a number of at least 0")]
 Name = Annotated[
@@ -205,8 +203,7 @@ Requirement = Annotated[str, AfterValidator(_requirement)]
 
 
 def from_file(path: str, info: ValidationInfo) -> str:
-    """Make `path`, which is relative to the topology file, absolute. The copy of the topology in the run
-    directory then names the same file."""
+    """The copy of the topology in the run directory then names the same file."""
     context = info.context or {}
     folder, limits = context.get(FOLDER), context.get(boundary.KEY)
     found = path if folder is None else str(Path(folder) / path)
@@ -229,7 +226,7 @@ def needs_trust(what: str) -> AfterValidator:
 
 
 FOLDER = "folder"
-"""Key of the validation context whose value is the absolute path of the topology file's folder."""
+"""Key of the validation context: absolute path of the topology file's folder."""
 FilePath = Annotated[str, AfterValidator(from_file)]
 
 
@@ -247,7 +244,7 @@ class Power(Model):
     )
 
     def plain(self) -> dict[str, float]:
-        """Power draw in watts, by state."""
+        """Watts by state."""
         return {state: watts for state, watts in self if watts is not None}
 
 
@@ -267,13 +264,11 @@ class Parameters(Model):
     """Base class of models that have the fields of a dataclass."""
 
     parameters: ClassVar[type]
-    """The dataclass whose fields the model has."""
     seconds: ClassVar[Any] = Seconds
     """Type of the model's fields that hold seconds."""
 
     @property
     def params(self) -> dict[str, Any]:
-        """Arguments for the constructor of the dataclass, by name."""
         values = {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
         return {
             name: value.build() if isinstance(value, Parameters) else value
@@ -281,8 +276,7 @@ class Parameters(Model):
         }
 
     def build(self) -> Any:
-        """Return an object of the dataclass. The constructor raises ValueError if parameters
-        conflict."""
+        """The constructor raises ValueError if parameters conflict."""
         return self.parameters(**self.params)
 
     @model_validator(mode="after")
@@ -294,7 +288,7 @@ class Parameters(Model):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Use the docstrings of the dataclass's fields as descriptions of the properties."""
+        """Docstrings of the dataclass's fields become descriptions of the properties."""
         found = handler(schema)
         properties = handler.resolve_ref_schema(found)["properties"]
         for name, text in docstrings(cls.parameters).items():
@@ -306,7 +300,6 @@ class Variant(Parameters):
     """Base class of models with a name, and the parameters of the dataclass of that name."""
 
     tag: ClassVar[str] = "name"
-    """Key that names the variant."""
 
     @property
     def named(self) -> config.Named:
@@ -321,9 +314,8 @@ class OneOf:
     """
 
     def __init__(self, types: Mapping[str, type], *, own: str | None = None) -> None:
-        """If `own` is set, also accept a user's class, written `module:Class`. The validation context
-        then needs a dictionary under the key `own`, which maps the names of these classes to
-        dataclasses."""
+        """`own`: also accept a user's class, written `module:Class`. The validation context then needs a
+        dictionary under the key `own`, which maps the names of these classes to dataclasses."""
         self._types = types
         self._own = own
 
@@ -388,8 +380,8 @@ class OrConstant:
     `{distribution: constant, value: 200ms}`."""
 
     def __init__(self, types: tuple[type, ...], schema: dict[str, Any], expected: str) -> None:
-        """`types`: Python types of the short form. `schema`: JSON Schema of the short form. `expected`:
-        description of valid values, for the error message on invalid values."""
+        """`types`, `schema`: of the short form. `expected`: description of valid values, for the error
+        message."""
         self._types = types
         self._schema = schema
         self._expected = expected
@@ -421,19 +413,16 @@ def _own_variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
 
 @functools.lru_cache(maxsize=256)  # many fields are durations, which share these distributions
 def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
-    """Create a subclass of `base` for the variant `name`, with the fields of the dataclass `cls`."""
     tag: Any = Literal  # its values are known at run time only
     return _create(base, cls, cls, **{base.tag: tag[name]})
 
 
 def with_fields_of(cls: type) -> Callable[[type[P]], type[P]]:
-    """Decorator of a model that adds the fields of the dataclass `cls`."""
     return lambda model: _create(model, cls, model)
 
 
 def _create(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
-    """Create a subclass of `base` with the fields of the dataclass `cls`, and with the name and
-    docstring of `like`."""
+    """Name and docstring are those of `like`."""
     fields = tag | dataclass_fields(cls, base.seconds)
     names: dict[str, Any] = {"__module__": like.__module__, "__doc__": like.__doc__}
     model = create_model(like.__name__, __base__=base, **names, **fields)
@@ -443,9 +432,8 @@ def _create(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
 
 @functools.cache
 def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, Any]]:
-    """Return the type and the default of each field of a dataclass, by name. The default is `...` if
-    the field has no default. The types read values with units. `seconds` is the type of fields in
-    seconds."""
+    """Return type and default by name. The default is `...` if the field has no default. The types read
+    values with units. `seconds` is the type of fields in seconds."""
     readers = _READERS | {"s": seconds}
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
@@ -458,8 +446,8 @@ def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, 
 
 
 def docstrings(cls: type) -> dict[str, str]:
-    """Return the docstring below each field of a dataclass, as one line. The docstrings are parsed from
-    the source, because Python does not keep them."""
+    """Return field -> docstring as one line. They are parsed from the source, because Python does not
+    keep them."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     return {
@@ -484,7 +472,6 @@ def _trim(value: Any) -> Any:
 
 @functools.cache
 def parameters_of(cls: type) -> type[Parameters]:
-    """Return the model with the fields of the dataclass `cls`."""
     return _create(Parameters, cls, cls)
 
 
@@ -512,13 +499,12 @@ _READERS: dict[str, Any] = {
         ),
     ],
 }
-"""Types that read fields of dataclasses and check their bounds, by the mark in the field's `Annotated`
-hint."""
+"""Types that read a field and check its bounds, by the mark in its `Annotated` hint."""
 
 
 def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
-    """Replace each marked type in `hint`, such as `Annotated[float, "s"]`, by its type in `readers`.
-    Replace each dataclass by a model of the dataclass."""
+    """Replace each marked type in `hint`, such as `Annotated[float, "s"]`, and each dataclass by a model
+    of it."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return parameters_of(hint)
     if get_origin(hint) is Annotated:

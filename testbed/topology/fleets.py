@@ -1,12 +1,11 @@
 """Drawn and recorded fleets: each device of a group with `draw`, `from_run` or `from_log` becomes a
 group of its own.
 
-Each device has generators of its own, whose keys are its name and the key that is drawn. The draws of
-one device therefore do not depend on other devices, on the runtime, or on the host.
+Each device has generators of its own, whose keys are its name and the key that is drawn, so that its
+draws do not depend on other devices, on the runtime, or on the host.
 
 A run's directory keeps the drawn or recorded keys of each device (`FILE`). If the folder of a topology
-has this file, its devices are used instead of new draws and of the recorded run, so that a run can be
-repeated without the survey or the recorded run.
+has this file, a run can be repeated without the survey or the recorded run.
 """
 
 from __future__ import annotations
@@ -30,32 +29,29 @@ from testbed.topology.surveys import Survey
 from testbed.topology.yamlfile import Document, DrawnPlace, Problem, Source
 
 FILE = "fleet.json"
-"""Name of the file with drawn devices: group -> device -> keys of the device."""
+"""Content: group -> device -> keys."""
 _MAX_BYTES = 2 * 2**30
 _MAX_SHOWN = 5
-"""Maximum number of devices of a group whose faulty draws are reported."""
+"""Devices of a group whose faulty draws are reported."""
 _SPEEDS = ("cpu", "profile", "timing", "gflops")
-"""Keys that say how fast a device is. A device needs at least one of them."""
+"""A device needs at least one of them."""
 _FEDSCALE_FILES = ("client_device_capacity", "client_behave_trace")
 _FEDSCALE_FOLDER = "github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info"
 _UNWRITTEN = ("name", "count", "draw", "from_run", "from_log", "columns")
 """Keys of a group that its devices do not have."""
 
 Keys = dict[str, Any]
-"""Keys of a device group, in the notation of a topology."""
+"""In the notation of a topology."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnFleet:
-    """The device groups of a topology after the draw."""
-
     groups: tuple[DeviceGroup, ...]
-    """Device groups, in the topology's order. A group that is drawn or recorded is replaced by one group
-    per device."""
+    """In the topology's order. A group that is drawn or recorded is replaced by one group per device."""
     members: tuple[DrawnPlace, ...] = ()
     """Written group of each of `groups`; empty if nothing was drawn."""
     drawn: Mapping[str, Mapping[str, Keys]] = field(default_factory=dict)
-    """Written group -> device -> drawn or recorded keys. Other groups are left out."""
+    """Written group -> device -> drawn or recorded keys."""
     hints: tuple[str, ...] = ()
     """Sentences for the user on recorded devices."""
 
@@ -67,11 +63,9 @@ def draw(
     document: Document,
     context: Mapping[str, Any],
 ) -> DrawnFleet:
-    """Draw the devices of the groups `written`, which were read from `document`.
-
-    `seed`: the topology's seed. `local`: the task's local training. `context`: validation context.
-    Raises BadInputError if a survey or a drawn device has errors.
-    """
+    """`written` was read from `document`. `seed`: the topology's seed. `local`: the task's local
+    training. `context`: validation context. Raises BadInputError if a survey or a drawn device has
+    errors."""
     if not any(group.is_template for group in written):
         return DrawnFleet(tuple(written))
     kept = _read_kept(Path(document.source.name).parent / FILE)
@@ -106,7 +100,6 @@ def draw(
 
 
 def as_json(drawn: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Return the content of `FILE`: one line per device."""
     groups = []
     for group, devices in drawn.items():
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(keys)}" for name, keys in devices.items())
@@ -135,7 +128,7 @@ def _other_trainings(
     local: LocalSettings,
     drawn: Mapping[str, Mapping[str, Keys]],
 ) -> Iterator[str]:
-    """Yield a sentence if trainings have another number of steps than those that were recorded."""
+    """Warn if trainings have another number of steps than those that were recorded."""
     counts = {
         name: keys[recorded.STEPS]
         for devices in drawn.values()
@@ -158,7 +151,7 @@ def _name_problems(
     members: Sequence[DrawnPlace],
     document: Document,
 ) -> Iterator[Problem]:
-    """Yield a problem for each recorded device that has the name of another device or group."""
+    """Problems of recorded devices that have the name of another device or group."""
     names = Counter(name for group in groups for name in group.device_names)
     names.update({group.name for group in written if not group.is_template and group.count})
     for group, member in zip(groups, members, strict=True):
@@ -177,15 +170,12 @@ class _DrawError(Exception):
 
 @dataclass(frozen=True)
 class _GroupTemplate:
-    """A group that is replaced by one group per device."""
-
     group: DeviceGroup
     index: int
     document: Document
     context: Mapping[str, Any]
 
     def problem(self, message: str, *keys: str) -> Problem:
-        """Make a problem at `keys` of the group."""
         return self.document.source.problem(("devices", self.index, *keys), message)
 
     def _written(self) -> Keys:
@@ -193,8 +183,7 @@ class _GroupTemplate:
         return {key: value for key, value in data.items() if key not in _UNWRITTEN and value is not None}
 
     def _validated(self, keys: Keys, source: Source | None = None) -> DeviceGroup:
-        """Return a device with `keys`, and with the keys that the group has in the file. Raises
-        FaultyFileError."""
+        """Keys that the group has in the file win. Raises FaultyFileError."""
         data = {"name": "drawn", **merged(keys, self._written())}
         document = Document(data, source or Source(), ())
         return validation_errors.validate(DeviceGroup, document, context=self.context)
@@ -202,14 +191,12 @@ class _GroupTemplate:
 
 @dataclass(frozen=True)
 class _RecordedGroup(_GroupTemplate):
-    """The recorded devices of one group."""
-
     remark: Callable[[str], object]
     """Called with a sentence on how a file was read."""
 
     def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
-        """Yield each device as a group of its own, and its recorded keys. `kept`: recorded keys in the
-        directory of an earlier run, by device. Raises _DrawError."""
+        """Yield each device as a group of its own, and its recorded keys. `kept`: by device, in the
+        directory of an earlier run. Raises _DrawError."""
         found, origin = (kept, FILE) if kept else self._read()
         faulty: list[Problem] = []
         for name, keys in found.items():
@@ -249,19 +236,16 @@ class _RecordedGroup(_GroupTemplate):
 
 @dataclass(frozen=True)
 class _Drawing(_GroupTemplate):
-    """The draw of the devices of one group."""
-
     settings: DrawSettings
     local: LocalSettings
     topology_seed: int
 
     def problem(self, message: str, *keys: str) -> Problem:
-        """Make a problem at the key `draw` of the group, or at `keys` below it."""
         return super().problem(message, "draw", *keys)
 
     def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
-        """Yield each device as a group of its own, and its drawn keys. `kept`: drawn keys of an earlier
-        run, by device. Raises _DrawError."""
+        """Yield each device as a group of its own, and its drawn keys. `kept`: by device, of an earlier
+        run. Raises _DrawError."""
         names = self.group.device_names
         population = None if all(name in kept for name in names) else self._population()
         templates: dict[str, DeviceGroup] = {}
@@ -287,7 +271,7 @@ class _Drawing(_GroupTemplate):
             raise _DrawError(problems)
 
     def _keys(self, device: str, population: _Population | None) -> tuple[Keys, str]:
-        """Draw the keys of `device`, and return them with the place they come from."""
+        """Return the keys, and the place they come from."""
         seed = self.topology_seed if self.settings.seed is None else self.settings.seed
 
         def generator(key: str) -> np.random.Generator:
@@ -336,7 +320,7 @@ class _Drawing(_GroupTemplate):
         raise _DrawError([self.problem(message, "from")])
 
     def _survey(self, survey: Survey) -> _Population:
-        """Check all rows of `survey`. Raises FaultyFileError."""
+        """Raises FaultyFileError for any of the rows."""
         sample: Keys = {}
         if self.settings.each is not None:
             sample = self.settings.each.draw(lambda key: seeds.generator(0, "", key))
@@ -419,8 +403,8 @@ class _Drawing(_GroupTemplate):
 
 
 _Population = Callable[[Callable[[str], np.random.Generator]], tuple[Keys, str]]
-"""Function that draws the keys of one device, and says where they come from. Its argument returns the
-device's generator for a purpose."""
+"""Return the keys of one device, and the place they come from. The argument returns the device's
+generator for a purpose."""
 
 
 @lru_cache(maxsize=2)  # a command reads the topology several times

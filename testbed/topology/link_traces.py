@@ -34,8 +34,7 @@ STEP_S = 0.5
 """Seconds over which the rate of a mahimahi trace is averaged. Shorter steps would cost more CPU time,
 because each change of a link takes some milliseconds. Most transfers take longer than one step."""
 _OUTAGE = 1_000
-"""Rate in bit/s that stands for 0, because the kernel's shapers do not accept 0. At this rate one packet
-takes 12 s."""
+"""bit/s in place of 0, which the kernel's shapers do not accept. At this rate one packet takes 12 s."""
 
 _LIMITS = {
     "time": (1e9, "seconds"),
@@ -44,30 +43,27 @@ _LIMITS = {
     "rtt": (7200, "seconds"),
     "loss": (1, "a fraction"),
 }
-"""Maximum value and unit of each column of a CSV file."""
+"""Maximum value and unit of each column."""
 _EXPECTED = "expected time and any of up, down, rtt and loss"
 _MAX_DIGITS = 12  # of a time in milliseconds
 _MAX_BYTES = 64 * 2**20
-"""Maximum size of a trace file in bytes. This is enough for hours at hundreds of Mbit/s in mahimahi's
-format."""
+"""This is enough for hours at hundreds of Mbit/s in mahimahi's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSeries:
-    """Piecewise constant values. Each value holds from its time to the next time."""
+    """Each value holds from its time to the next time."""
 
     times: array[float]
-    """Times in seconds, in increasing order; the first is 0."""
+    """Seconds, in increasing order; the first is 0."""
     columns: Mapping[str, array[float]]
-    """Values at each of `times`, by name of the column in `_LIMITS`. A rate of 0 is an outage, during
-    which nothing passes."""
+    """Values at each of `times`, by name in `_LIMITS`. A rate of 0 is an outage, during which nothing
+    passes."""
     period: float | None
-    """Seconds after which the trace repeats; None if it does not repeat. Without repetition, the last
-    values hold for ever."""
+    """Seconds after which the trace repeats. Without repetition, the last values hold for ever."""
 
     def changes(self) -> Iterator[tuple[float, dict[str, float]]]:
-        """Yield each time in seconds at which a value changes, and all values from that time on. The
-        first time is 0.
+        """Yield the time in seconds and all values from that time on. The first time is 0.
 
         The iterator is endless if the trace repeats.
         """
@@ -84,8 +80,7 @@ class LinkSeries:
 
 
 def read(trace: LinkTrace, folder: Path) -> list[LinkSeries]:
-    """Read the traces in the files of `trace`. The paths of the files are relative to `folder`. Raises
-    OSError, and ValueError that names the file."""
+    """Paths are relative to `folder`. Raises OSError, and ValueError that names the file."""
     found = []
     for key in ("up", "down", "csv"):
         if (name := getattr(trace, key)) is None:
@@ -104,13 +99,9 @@ def read(trace: LinkTrace, folder: Path) -> list[LinkSeries]:
 
 
 def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) -> LinkSeries:
-    """Read a mahimahi trace of one `direction` (`up` or `down`) as rates over steps of about `step_s`
-    seconds.
-
-    The trace is divided into a whole number of equal steps. The rate of a step is the number of lines
-    with a time in the step, times 1500 bytes, divided by the length of a step. Raises ValueError with
-    the line number.
-    """
+    """`direction`: `up` or `down`. The trace is divided into a whole number of equal steps of about
+    `step_s` seconds. The rate of a step is the number of lines with a time in the step, times 1500
+    bytes, divided by the length of a step. Raises ValueError with the line number."""
     times_ms = array("q", _milliseconds(lines))
     if not times_ms or times_ms[-1] == 0:
         raise ValueError(
@@ -121,8 +112,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
     length = period_ms / steps / 1000
 
     def step_of(time_ms: int) -> int:
-        """Return the number of the step that contains a time. A time at the end of a step belongs to
-        that step, because the last line of the trace is at the end of the last step."""
+        """A time at the end of a step belongs to that step, because the last line of the trace is at the
+        end of the last step."""
         return max(0, -(-time_ms * steps // period_ms) - 1)
 
     times, rates = array("d"), array("d")
@@ -138,11 +129,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
 
 
 def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
-    """Read the trace of a CSV file.
-
-    If `loop` is true, the trace repeats, and its last row holds as long as the row before it. Raises
-    ValueError with the line number.
-    """
+    """If `loop` is true, the trace repeats, and its last row holds as long as the row before it. Raises
+    ValueError with the line number."""
     table = timed_csv.read(lines, _LIMITS, _checked_header)
     columns = dict(table.columns)
     for name in columns.keys() & {"up", "down"}:
@@ -151,8 +139,8 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
 
 
 def merge(traces: Sequence[LinkSeries]) -> Iterator[tuple[float, dict[str, float]]]:
-    """Yield the merged `changes` of several traces, such as one for each direction. If several traces
-    have the same column, the first of these traces counts."""
+    """Yield the merged `changes`, such as of both directions. If several traces have the same column,
+    the first of these traces counts."""
     changes = [zip(itertools.repeat(number), trace.changes()) for number, trace in enumerate(traces)]
     current: list[dict[str, float]] = [{} for _ in traces]
     for time, group in itertools.groupby(heapq.merge(*changes, key=_time), _time):
@@ -167,7 +155,7 @@ def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
 
 
 def link_at_start(link: config.AccessLink, traces: Sequence[LinkSeries]) -> config.AccessLink:
-    """Return `link` with the traces' values at time 0. An outage at time 0 is ignored."""
+    """Take the traces' values at time 0. An outage at time 0 is ignored."""
     if not traces:
         return link
     _, values = next(merge(traces))
@@ -178,19 +166,16 @@ def link_at_start(link: config.AccessLink, traces: Sequence[LinkSeries]) -> conf
 
 
 def has_loss(traces: Iterable[LinkSeries]) -> bool:
-    """Whether any of the traces loses packets at some time."""
     return any(any(one.columns.get("loss", ())) for one in traces)
 
 
 def steps(device: str, traces: Sequence[LinkSeries]) -> Iterator[Step]:
-    """Yield each change of `device`'s link in the order of time. The iterator is endless if a trace
-    repeats."""
+    """In the order of time; endless if a trace repeats."""
     for at, values in merge(traces):
         yield Step(from_seconds(at), device, SetLink(_link_changes(values)))
 
 
 def _link_changes(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Convert values of a trace into fields of `agents.config.AccessLink`."""
     return {
         name: max(int(value), _OUTAGE) if name in ("up", "down") else value
         for name, value in values.items()
@@ -226,12 +211,11 @@ def _checked_header(header: list[str]) -> list[str]:
 
 
 def _whole_rate(rate: float) -> int:
-    """Round a rate in bit/s. A rate above 0 stays above 0, because 0 is an outage."""
+    """A rate above 0 stays above 0, because 0 is an outage."""
     return max(1, round(rate)) if rate else 0
 
 
 def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> LinkSeries:
-    """Make a trace that repeats after `period` seconds; None for no repetition. A trace whose values
-    never change does not repeat."""
+    """`period`: seconds; None for no repetition. A trace whose values never change does not repeat."""
     changes = any(len(set(column)) > 1 for column in columns.values())
     return LinkSeries(times, columns, period if changes else None)

@@ -49,12 +49,12 @@ class Machines(Model):
 
 
 def read(path: Path) -> tuple[Node, ...]:
-    """Read the nodes that the file at `path` describes. Raises BadInputError that lists all errors."""
+    """Raises BadInputError that lists all errors."""
     return _nodes(yamlfile.read(path))
 
 
 def parse(text: str) -> tuple[Node, ...]:
-    """Read nodes from a text instead of a file. Raises BadInputError that lists all errors."""
+    """Raises BadInputError that lists all errors."""
     return _nodes(yamlfile.parse(text))
 
 

@@ -46,9 +46,8 @@ if TYPE_CHECKING:  # it imports the schema, which imports this module
     from testbed.topology.link_traces import LinkSeries
 
 PACKET_BYTES = 1514
-"""Bytes of a full packet, for queues that are given in packets."""
 _MAX_DEPTH = 16
-"""Maximum number of segments on the path of a device."""
+"""Segments on the path of a device."""
 _PACKETS = " packets"
 
 
@@ -63,7 +62,7 @@ def _queue(value: Any) -> Any:
 
 
 def _load(value: str) -> str:
-    """Check a rate, or a share of the segment's rate."""
+    """Accept a rate, or a share of the segment's rate."""
     if value.endswith("%"):
         share = units.share(value)
         if not 0 < share <= 1:
@@ -120,7 +119,6 @@ class _Loaded(Model):
         return self
 
     def problem(self, rates: Mapping[Way, int | None]) -> str | None:
-        """Return why the traffic does not fit a segment with these `rates`; None if it fits."""
         for way in WAYS:
             load = getattr(self, way)
             if load is not None and load.endswith("%") and rates[way] is None:
@@ -128,8 +126,7 @@ class _Loaded(Model):
         return None
 
     def rate(self, way: Way, rates: Mapping[Way, int | None]) -> float | None:
-        """Return the rate in the direction `way` in bit/s; None if there is no traffic in it. `rates`:
-        the segment's rates."""
+        """bit/s; None if there is no traffic in this direction. `rates`: of the segment."""
         load: str | None = getattr(self, way)
         if load is None:
             return None
@@ -216,7 +213,6 @@ class FlowTraffic(Model):
         return self
 
     def problem(self, rates: Mapping[Way, int | None]) -> str | None:
-        """Return why the transfers do not fit a segment with these `rates`; None if they fit."""
         for way in WAYS:
             arrivals, rate = getattr(self, way), rates[way]
             if arrivals is None:
@@ -298,11 +294,11 @@ class SegmentSettings(Model):
 
     @property
     def rates(self) -> dict[Way, int | None]:
-        """Rate in bit/s of each direction; None if it is not limited."""
+        """bit/s; None if the direction is not limited."""
         return {"up": self.up, "down": self.down}
 
     def plain(self, name: str, traces: Mapping[TracedTraffic, Sequence[LinkSeries]]) -> Segment:
-        """Return the segment, in device time. `traces`: content of the files of traced traffic."""
+        """In device time. `traces`: content of the files of traced traffic."""
         found = [
             Background(number, way, traffic.kind, params)
             for number, traffic in enumerate(self.background)
@@ -332,8 +328,8 @@ class SegmentSettings(Model):
 def settings(
     network: Mapping[str, SegmentSettings], groups: Sequence[DeviceGroup]
 ) -> dict[str, SegmentSettings]:
-    """Return the segments of the key `network` and of the groups' `access`, by name. A parent comes
-    before its children. The parents must exist, and form no cycle."""
+    """From the key `network` and the groups' `access`. A parent comes before its children. The parents
+    must exist, and form no cycle."""
     found: dict[str, SegmentSettings] = {}
 
     def add(name: str) -> None:
@@ -355,7 +351,6 @@ def settings(
 def problems(
     network: Mapping[str, SegmentSettings], groups: Sequence[DeviceGroup]
 ) -> Iterator[tuple[Where, str]]:
-    """Yield the conflicts among segments and groups, with their places."""
     for name, segment in network.items():
         where: Where = ("network", name, "parent")
         parent = segment.parent
@@ -401,8 +396,8 @@ def problems(
 
 
 def notes(topology_segments: Mapping[str, Segment], used: frozenset[str]) -> Iterator[str]:
-    """Yield sentences on segments that nobody uses, that are faster than a segment above them, or that
-    background traffic of a given rate can fill. `used`: names of the segments on the devices' paths."""
+    """Look for segments that nobody uses, that are faster than a segment above them, or that background
+    traffic of a given rate can fill. `used`: names of the segments on the devices' paths."""
     for name, segment in topology_segments.items():
         if name not in used:
             yield f"No device uses the segment {name}"
@@ -429,8 +424,7 @@ def notes(topology_segments: Mapping[str, Segment], used: frozenset[str]) -> Ite
 
 
 def _ancestors(name: str, network: Mapping[str, SegmentSettings]) -> list[str]:
-    """Return the parents of the segment `name`, from the nearest on. A cycle ends the list at the first
-    repetition."""
+    """From the nearest on. A cycle ends the list at the first repetition."""
     found: list[str] = []
     parent = network[name].parent
     while parent is not None and parent in network and parent not in found:
@@ -452,5 +446,5 @@ def to_segments(
     found: Mapping[str, SegmentSettings],
     traces: Mapping[TracedTraffic, Sequence[LinkSeries]],
 ) -> dict[str, config.Segment]:
-    """Return the segments in device time, by name, in the order of `found`."""
+    """In device time, in the order of `found`."""
     return {name: one.plain(name, traces) for name, one in found.items()}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from agents.texts import describe_value
 
 _LARGEST = 1e15
-"""Largest number without a bound of its own: sums and products of some such numbers are finite."""
+"""Sums and products of some such numbers are finite."""
 
 
 def read_number(
@@ -20,8 +20,8 @@ def read_number(
     most: float = _LARGEST,
     above: bool = False,
 ) -> float:
-    """Return a number that a file has for `name`: a number, or its text. `above`: whether it must be
-    above `least`. Raises ValueError that names `name`, the value, and what was expected."""
+    """`value`: a number, or its text. `above`: whether it must be above `least`. Raises ValueError that
+    names `name`, the value, and what was expected."""
     found = math.nan
     if isinstance(value, str) and value.isascii() and "_" not in value:
         with suppress(ValueError):

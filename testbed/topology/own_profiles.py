@@ -15,7 +15,7 @@ _INDENT = "  "
 
 
 def add(to: Path, entries: str, source: str) -> list[str]:
-    """Add the devices in `entries` to the profiles file `to`. Return the devices' names.
+    """Add devices to the profiles file `to`, and return their names.
 
     `entries` is the text of a profiles file, which errors call `source`. The rest of `to` stays
     unchanged. Raises BadInputError if `entries` has an error or no device, or if `to` already has a
@@ -39,10 +39,8 @@ def add(to: Path, entries: str, source: str) -> list[str]:
 
 
 def append_devices(text: str, entries: str) -> str:
-    """Add the devices in `entries` to `text`; both are texts of profiles files.
-
-    Raises BadInputError if `text` has its devices in braces (`devices: {...}`).
-    """
+    """Both are texts of profiles files. Raises BadInputError if `text` has its devices in braces
+    (`devices: {...}`)."""
     body = textwrap.dedent(_DEVICES.split(entries, maxsplit=1)[-1].strip("\n"))
     found = _DEVICES.search(text)
     if found is None:

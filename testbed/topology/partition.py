@@ -22,14 +22,13 @@ from testbed.errors import BadInputError
 from testbed.topology import seeds
 
 MIN_SAMPLES = 10
-"""Default minimum number of samples per client. Schemes without a parameter `min_samples` require at
-least this number on average."""
+"""Schemes without a parameter `min_samples` require at least this number on average."""
 
 Indices = NDArray[np.int64]
 Key = Literal["label", "client", "nothing"]
 _DRAWS = 11
-"""Maximum number of draws of dirichlet until each client has enough samples. Like all draws in this
-module, it is that of flwr-datasets, so that both give the same partition."""
+"""Draws of dirichlet until each client has enough samples. Like all draws in this module, it is that of
+flwr-datasets, so that both give the same partition."""
 
 
 class Scheme(Protocol):
@@ -107,7 +106,7 @@ class Dirichlet:
     def _draw(
         self, members: Mapping[int, Indices], alphas: NDArray[np.float64], rng: np.random.Generator
     ) -> list[Indices]:
-        """Return each device's samples in one draw. `members`: class -> its samples."""
+        """`members`: class -> its samples."""
         pieces = []
         sizes = np.zeros(len(alphas))
         average = sum(map(len, members.values())) / len(alphas)
@@ -161,7 +160,6 @@ class Pathological:
         return _shuffled_parts(clients, order, [*map(np.concatenate, pieces)], rng)
 
     def _choose(self, classes: list[int], count: int, rng: np.random.Generator) -> list[list[int]]:
-        """Return the classes of each of `count` devices."""
         chosen = []
         for place in range(count):
             if self.assignment == "random":
@@ -249,7 +247,6 @@ class ResampledIndices(Mapping[str, Indices]):
     never train."""
 
     sizes: Mapping[str, int]
-    """Client -> number of the client's samples."""
     total: int
     """Number of samples to draw from."""
     seed: int
@@ -266,7 +263,6 @@ class ResampledIndices(Mapping[str, Indices]):
 
 
 def sizes(indices: Mapping[str, Indices]) -> Mapping[str, int]:
-    """Return client -> number of the client's samples."""
     if isinstance(indices, ResampledIndices):
         return indices.sizes
     return {client: len(own) for client, own in indices.items()}
@@ -348,7 +344,7 @@ class FlowerScheme:
 
     @staticmethod
     def version() -> str:
-        """Return the version of flwr-datasets. Raises BadInputError if it is not installed."""
+        """Raises BadInputError if flwr-datasets is not installed."""
         if message := extras.missing("flwr_datasets"):
             raise BadInputError(f"task.partition: {message}")
         return metadata.version("flwr-datasets")
@@ -374,7 +370,7 @@ class FlowerScheme:
             ) from error
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the fields as arguments of the constructor, with lists in place of tuples."""
+        """A list in place of each tuple."""
         return {
             name: [*value] if isinstance(value, tuple) else value for name, value in vars(self).items()
         }
@@ -480,16 +476,13 @@ class SampleRequest:
     """Samples that the topology gives a device explicitly (`data` of its group)."""
 
     samples: int
-    """Number of samples."""
     labels: tuple[int, ...] | None
     """Classes to draw from; None if samples of all classes may be drawn."""
     group: int
-    """Index of the device's group in the topology."""
+    """Index in the topology."""
 
 
 class TooFewSamplesError(ValueError):
-    """The data have fewer samples than the topology requests."""
-
     def __init__(self, request: SampleRequest, setting: str, message: str) -> None:
         """`setting` is the key of `data` to change."""
         super().__init__(message)
@@ -499,11 +492,11 @@ class TooFewSamplesError(ValueError):
 def draw_requested(
     requests: Mapping[str, SampleRequest], labels: NDArray[Any], seed: int
 ) -> tuple[dict[str, Indices], Indices]:
-    """Draw the samples of each device in `requests` at random without replacement.
+    """Draw at random without replacement.
 
-    Requests for fewer classes are served before requests for more classes. Requests without classes come
-    last. Returns the indices of each device's samples, and the indices of all samples that are left.
-    Raises TooFewSamplesError if a request cannot be met.
+    Requests for fewer classes are served before requests for more classes, which have more choice.
+    Requests without classes come last. Returns the indices of each device's samples, and the indices of
+    all samples that are left. Raises TooFewSamplesError if a request cannot be met.
     """
     if not requests:
         return {}, np.arange(len(labels))
@@ -557,7 +550,7 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 
 def _shuffled(labels: Indices, seed: int) -> Indices:
-    """Return the indices of the samples in random order, so that a contiguous piece is random."""
+    """Return indices in random order, so that a contiguous piece is random."""
     return np.random.default_rng(seed).permutation(len(labels))
 
 
@@ -569,15 +562,14 @@ def _members(labels: Indices) -> dict[int, Indices]:
 def _shuffled_parts(
     clients: Sequence[str], order: Indices, parts: Sequence[Indices], rng: np.random.Generator
 ) -> Mapping[str, Indices]:
-    """Shuffle the places in each client's part; return client -> entries of `order` at these places."""
+    """`parts`: places in `order`. Return client -> shuffled entries of `order`."""
     for part in parts:
         rng.shuffle(part)
     return {client: order[part] for client, part in zip(clients, parts, strict=True)}
 
 
 def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-    """Divide the samples by a `partitioner` of flwr-datasets. Raises ValueError if the partitioner
-    cannot divide the samples."""
+    """Raises ValueError if the `partitioner` of flwr-datasets cannot divide the samples."""
     from datasets import Dataset as Table
 
     # Permuted, because the iid partitioner cuts contiguous pieces. In arrow's format, because any other

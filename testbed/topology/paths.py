@@ -39,13 +39,11 @@ def _last_key(name: object) -> str:
 
 
 def leads_outside(text: str) -> bool:
-    """Whether `text`, as a path, leads out of the folder that it is relative to."""
     return text.startswith("/") or ".." in PurePosixPath(text).parts
 
 
 def keys(data: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all keys in `data` with their values. A key of a sweep that is a path of keys, such as
-    `task.name`, is yielded as a whole."""
+    """A key of a sweep that is a path of keys, such as `task.name`, is yielded as a whole."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             yield str(name), value

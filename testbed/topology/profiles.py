@@ -52,7 +52,7 @@ topology override those of the profile.
 Not emulated: single cores (one CPU quota stands for all of them, so that work
 for one core alone is faster here than on the device), GPU, caches, and memory
 bandwidth. Heat is emulated if thermal says how a device slows down."""
-"""Text for users on how device profiles are used. Its lines have at most 80 characters."""
+"""For users. Its lines have at most 80 characters."""
 _ABOUT = ("description", "source")
 
 
@@ -68,8 +68,7 @@ class _ProfileEntry(Model):
         return self
 
     def figures(self) -> dict[str, Any]:
-        """The known figures of the entry, written as in a topology: `{"down": "12mbit", "rtt":
-        "70ms"}`."""
+        """The known figures, written as in a topology: `{"down": "12mbit", "rtt": "70ms"}`."""
         return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
 
 
@@ -138,7 +137,7 @@ class LinkClass(_ProfileEntry):
 
 
 def _entries(value: Any) -> Any:
-    """If a key has only comments below it, read it as a mapping without entries."""
+    """Accept a key that has only comments below it."""
     if not isinstance(value, dict | None):
         raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
     return value or {}
@@ -163,15 +162,15 @@ class Profiles(Model):
         return data
 
     def device(self, name: str) -> DeviceProfile:
-        """Return the device profile `name`. Raises BadInputError that suggests a known name."""
+        """Raises BadInputError that suggests a known name."""
         return _look_up(name, self.devices, "device profile")
 
     def link(self, name: str) -> LinkClass:
-        """Return the link class `name`. Raises BadInputError that suggests a known name."""
+        """Raises BadInputError that suggests a known name."""
         return _look_up(name, self.links, "link class")
 
     def select(self, name: str, populations: Sequence[str] = ()) -> Profiles:
-        """Return the entries called `name`: a device profile, a link class, or both.
+        """Return the device profile and the link class called `name`, if any.
 
         Raises BadInputError that suggests a known name, unless `name` is one of `populations`.
         """
@@ -186,11 +185,8 @@ class Profiles(Model):
 
 
 def load(folder: Path | None = None) -> Profiles:
-    """Read all profiles for a topology in `folder`. If `folder` is None, read only the testbed's
-    profiles and the user's profiles.
-
-    Raises BadInputError that lists all errors in one of the files.
-    """
+    """If `folder` is None, read only the testbed's profiles and the user's profiles. Raises
+    BadInputError that lists all errors in one of the files."""
     paths = [_BUILT_IN / "devices.yaml", _BUILT_IN / "links.yaml", user_file()]
     if folder is not None:
         paths.append(folder / FILE)
@@ -202,25 +198,22 @@ def load(folder: Path | None = None) -> Profiles:
 
 
 def user_file() -> Path:
-    """Path of the user's profiles, in `$XDG_CONFIG_HOME/testbed` or ~/.config/testbed."""
     root = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(root) / "testbed" / FILE
 
 
 def read(path: Path) -> Profiles:
-    """Read the profiles of one file. Raises BadInputError that lists all errors."""
+    """Raises BadInputError that lists all errors."""
     return Profiles() if _is_blank(path) else _profiles(yamlfile.read(path))
 
 
 def parse(text: str, name: str = "<text>") -> Profiles:
-    """Read profiles from a text. Errors call the text `name`. Raises BadInputError that lists all
-    errors."""
+    """Errors call the text `name`. Raises BadInputError that lists all errors."""
     return _profiles(yamlfile.parse(text, name))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an error about an unknown `name`: the most similar name in `known`, or all known
-    names if none is similar."""
+    """Return the most similar name in `known`, or all known names if none is similar."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
     found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
@@ -228,7 +221,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def rows(profiles: Profiles) -> list[dict[str, Any]]:
-    """Return a row for each entry, with quantities written as in a topology."""
     return [
         {"name": name, "kind": kind, **entry.model_dump(mode="json")}
         for kind, entries in (("device", profiles.devices), ("link", profiles.links))
@@ -237,15 +229,12 @@ def rows(profiles: Profiles) -> list[dict[str, Any]]:
 
 
 def listing(profiles: Profiles) -> str:
-    """Return tables of the devices and of the links, without descriptions. The tables of the testbed's
-    own profiles fit into 80 columns."""
+    """Without descriptions. The tables of the testbed's own profiles fit into 80 columns."""
     tables = _table("device", profiles.devices), _table("link", profiles.links)
     return "\n\n".join(filter(None, tables))
 
 
 def details(profiles: Profiles) -> str:
-    """Return a block of lines for each entry. Each block has the figures, the sources of the figures,
-    and the description of its entry."""
     entries = (*profiles.devices.items(), *profiles.links.items())
     return "\n\n".join("\n".join(_block(*entry)) for entry in entries)
 
@@ -257,7 +246,6 @@ def _look_up(name: str, entries: Mapping[str, E], what: str) -> E:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether a file has nothing but empty lines and comments."""
     lines = path.read_bytes().splitlines() if path.is_file() else [b"not a file: the reader says so"]
     return all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
 
@@ -270,7 +258,6 @@ def _profiles(document: Document) -> Profiles:
 
 
 def _table(kind: str, entries: Mapping[str, _ProfileEntry]) -> str:
-    """Return a line for each entry, with a column for each figure that at least one entry has."""
     known = {name: entry.figures() for name, entry in entries.items()}
     for figures in known.values():
         if "training" in figures:

@@ -30,17 +30,17 @@ from testbed.topology.numbers import read_number
 
 @dataclass(frozen=True, slots=True)
 class RateSample:
-    """Measured rate, which is valid from `begin` to the begin of the next sample."""
+    """Valid from `begin` to the begin of the next sample."""
 
     begin: float
-    """Time in seconds from an arbitrary origin."""
+    """Seconds from an arbitrary origin."""
     rate: float
-    """Rate in bit/s."""
+    """bit/s."""
 
 
 def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Read the format `riiser`. The rate in a line was measured before the time of the line. Raises
-    ValueError if a line does not have this format."""
+    """The rate in a line was measured before the time of the line. Raises ValueError if a line does not
+    have this format."""
     end = 0.0
     for number, line in _significant(lines):
         cells = line.split()
@@ -56,7 +56,7 @@ def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
 
 
 def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Read the format `ucc`. Raises ValueError if the lines do not have this format."""
+    """Raises ValueError if the lines do not have this format."""
     rows = csv.DictReader(lines)
     missing = {"Timestamp", "DL_bitrate"} - set(rows.fieldnames or ())
     if missing:
@@ -76,7 +76,7 @@ def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
 
 
 def pensieve(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Read the format `pensieve`. Raises ValueError if the lines do not have this format."""
+    """Raises ValueError if the lines do not have this format."""
     for number, line in _significant(lines):
         cells = line.split()
         if len(cells) != 2:
@@ -90,13 +90,12 @@ FORMATS: Mapping[str, Callable[[Iterable[str]], Iterator[RateSample]]] = {
     "ucc": ucc,
     "pensieve": pensieve,
 }
-"""Readers of the lines of a file, by name of the format."""
 
 
 def as_csv(
     samples: Iterable[RateSample], direction: str = "down", *, scale: float = 1.0, source: str = ""
 ) -> str:
-    """Return a link trace of `direction` (`up` or `down`) as CSV, for `link: {trace: {csv: ...}}`.
+    """Write for `link: {trace: {csv: ...}}`. `direction`: `up` or `down`.
 
     Rates are multiplied by `scale`. Times are shifted, so that they begin at 0. `source` becomes comment
     lines. If several samples have the same time, as from a clock with whole seconds, they are replaced

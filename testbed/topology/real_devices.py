@@ -19,7 +19,6 @@ _EMULATED = (
     *("cpu", "profile", "gflops", "timing", "memory", "gpu", "image", "link", "access", "segment"),
     *("think", "power", "energy", "thermal", "placement", "draw"),
 )
-"""Keys that describe what is emulated."""
 _SHAPED = ("cpu", "link")
 """Keys that limit a real device with `shape: true`."""
 _VERBS = {
@@ -32,15 +31,12 @@ _VERBS = {
 
 
 def is_destination(host: str) -> bool:
-    """Whether `host` is a valid SSH destination of a real device."""
     return _DESTINATION.fullmatch(host) is not None
 
 
 def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield the place and the text of each problem with real devices."""
     real: set[str] = set()
     shaped: set[str] = set()
-    """Destinations whose link is shaped."""
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index)
         if not group.is_real:
@@ -121,7 +117,6 @@ def _group_problems(group: DeviceGroup, where: Where) -> Iterator[tuple[Where, s
 
 
 def _shape_problems(group: DeviceGroup, where: Where) -> Iterator[tuple[Where, str]]:
-    """Yield the problems of a group with `shape: true`."""
     if group.cpu is None and group.link is None:
         yield (*where, "shape"), "has no effect: add cpu or link, or remove it"
     if group.container is not None:

@@ -74,15 +74,15 @@ _REQUIRED = ("client", "start", "end")
 
 Keys = dict[str, Any]
 _Order = tuple[float, int]
-"""Place of a round among those of its device: time and number of its dispatch."""
+"""Time and number of the dispatch, by which a device's rounds are sorted."""
 Spans = Sequence[tuple[float, float]]
-"""Spans of device time in seconds, each with begin and end."""
+"""Begin and end in seconds of device time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecordedRound:
-    """Durations of the parts of a device's round, in seconds, and sizes of its messages, in bytes. A
-    part that did not begin is None: when the run is repeated, it takes no value of its list."""
+    """Seconds and bytes. A part that did not begin is None: when the run is repeated, it takes no value
+    of its list."""
 
     download: float = 0.0
     train: float | None
@@ -95,8 +95,7 @@ class _RecordedRound:
 
 
 def _keys(rounds: Sequence[_RecordedRound], usual: _RecordedRound) -> Keys:
-    """Return the durations of `rounds` as keys of a device group; those of `usual` for a part that no
-    round has."""
+    """`usual`: for a part that no round has."""
     found: Keys = {"timing": _trace(_known(rounds, "train") or _known([usual], "train"))}
     if any(values := _known(rounds, "think")):
         found["think"] = _trace(values)
@@ -115,7 +114,6 @@ def _known(rounds: Iterable[_RecordedRound], part: str) -> list[float]:
 
 
 def _usual(rounds: Iterable[_RecordedRound]) -> _RecordedRound:
-    """Return a round with the median of each figure."""
     rounds = list(rounds)
     medians = {
         each.name: statistics.median(_known(rounds, each.name) or [0.0])
@@ -125,8 +123,7 @@ def _usual(rounds: Iterable[_RecordedRound]) -> _RecordedRound:
 
 
 def from_run(path: Path) -> dict[str, Keys]:
-    """Return the recorded keys of each device of the run in the directory `path`, by device. The keys
-    `GROUP` and `STEPS` are left out if they are unknown.
+    """Return device -> keys. `GROUP` and `STEPS` are left out if they are unknown.
 
     A training without an end (lost, or not finished when the run ended) gets the device's median
     duration, or the time for which it was seen to train if that is longer. A device without any finished
@@ -171,7 +168,7 @@ def from_run(path: Path) -> dict[str, Keys]:
 
 
 def from_log(path: Path, columns: Mapping[str, str], remark: Callable[[str], object]) -> dict[str, Keys]:
-    """Return device -> keys for the clients in the CSV file `path`, which has a row per training.
+    """Return device -> keys. The CSV file has a row per training.
 
     `columns`: name of the file's column for any of `client`, `start`, `end`, `bytes`, `download` and
     `upload`; other columns have these names themselves. `remark`: called with a sentence on how the file
@@ -234,11 +231,12 @@ def from_log(path: Path, columns: Mapping[str, str], remark: Callable[[str], obj
         remark(f"{path}: {quantity(without_zone, 'time')} without a zone, read as UTC")
     if not rounds:
         raise ValueError(f"{path}: no row follows the header, expected one per training")
+    # A log has every part of a round, so that no usual round is needed.
     return {client: _keys(own, own[0]) for client, own in rounds.items()}
 
 
 def _nearby(path: Path) -> str:
-    """Return a hint if the run is in the folder `runs` or in the working directory."""
+    """Look in the folder `runs` and in the working directory."""
     for folder in (Path("runs"), Path()):
         other = folder / path.name
         if (other / "manifest.json").is_file():
@@ -247,7 +245,6 @@ def _nearby(path: Path) -> str:
 
 
 def _device_name(text: str, where: str) -> str:
-    """Make the name of a device from the name of a client in a log."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-")
     if not name:
         raise ValueError(f"{where}: client is {text!r:.40}, expected a name with letters or digits")
@@ -255,8 +252,8 @@ def _device_name(text: str, where: str) -> str:
 
 
 def _time(text: str, key: str, where: str) -> float:
-    """Return a time in seconds, from seconds or from a date and time. A date without a zone is in UTC:
-    the host's zone differs from machine to machine, and skips and repeats hours."""
+    """Read seconds, or a date and time. A date without a zone is in UTC: the host's zone differs from
+    machine to machine, and skips and repeats hours."""
     try:
         value = float(text)
     except ValueError:
@@ -277,14 +274,14 @@ def _time(text: str, key: str, where: str) -> float:
 
 
 def _date(text: str) -> datetime.datetime | None:
-    """Return a date with its time; None if `text` is none, or a number."""
+    """None if `text` is no date, or a number."""
     with suppress(ValueError):
         return None if text.isdecimal() else datetime.datetime.fromisoformat(text)
     return None
 
 
 def _number(text: str, key: str, where: str) -> float:
-    """Return a number of at least 0; 0 for an empty cell."""
+    """0 for an empty cell."""
     try:
         return read_number(text or "0", key)
     except ValueError as error:
@@ -292,7 +289,6 @@ def _number(text: str, key: str, where: str) -> float:
 
 
 def _trace(values: Sequence[float]) -> Any:
-    """Return `values` as a duration of a topology."""
     written = [_seconds(value) for value in values]
     if len(set(written)) == 1:
         return written[0]
@@ -306,8 +302,8 @@ def _seconds(value: float) -> str:
 def _rounds(
     run: Run, updates: pd.DataFrame, group: str, actions: Sequence[tuple[float, Switching]]
 ) -> list[_RecordedRound]:
-    """Return the rounds that a device began, in order. `updates`: its applied updates. `actions`: what
-    happened to the device."""
+    """Return the rounds that a device began, in order. `updates`: applied ones. `actions`: what happened
+    to the device."""
     frozen, cut = _spans(actions, Pause, Resume), _spans(actions, Disconnect, Reconnect)
     # A client reads at once in virtual time, where records have microseconds.
     prompt = 2e-6 if is_simulated(run.manifest.get("runtime")) else _QUICK_REPLY
@@ -411,8 +407,8 @@ def _without(begin: float, end: float, spans: Spans) -> float:
 
 
 def _ended(pauses: Spans, downloaded: float, within: float) -> Spans:
-    """Return the pauses that a model may have waited for: those that ended at most `within` seconds
-    before the client had it."""
+    """A model may have waited for a pause that ended at most `within` seconds before the client had
+    it."""
     return [(begin, end) for begin, end in pauses if end <= downloaded <= end + within]
 
 
@@ -435,17 +431,15 @@ def _spans(
 def _usual_of_group(
     name: str, groups: Mapping[str, str], rounds: Mapping[str, Sequence[_RecordedRound]]
 ) -> _RecordedRound:
-    """Return a usual finished round of the group of device `name`, or of all devices if nobody in the
-    group has finished one."""
+    """Look at all devices if nobody in the group has finished a round."""
     done = {other: [one for one in own if one.upload is not None] for other, own in rounds.items()}
     alike = [one for other, own in done.items() if groups.get(other) == groups.get(name) for one in own]
     return _usual(alike or [one for own in done.values() for one in own])
 
 
 def what_happened(run: Run, name: str, *, ready: bool = True) -> list[tuple[float, Switching]]:
-    """Return what happened to a device, with times in seconds: recorded actions, and ends and returns
-    that nobody ordered. `ready`: whether the time of a start is that at which the client was ready, and
-    not that of the order."""
+    """Look at recorded actions, and at ends and returns that nobody ordered; times are seconds. `ready`:
+    whether the time of a start is that at which the client was ready, and not that of the order."""
     acted = run.scenario[run.scenario["device"] == name]
     ordered = [
         (float(at), action)
@@ -495,8 +489,8 @@ def what_happened(run: Run, name: str, *, ready: bool = True) -> list[tuple[floa
 def _unordered(
     run: Run, name: str, offline: Sequence[float], ready: Sequence[float], spans: Spans
 ) -> Iterator[tuple[float, Switching]]:
-    """Yield ends and returns of a device that follow from no action. If an update survived the absence,
-    the device only lost its network. `spans`: times at which an action kept the device from working."""
+    """If an update survived the absence, the device only lost its network. `spans`: times at which an
+    action kept the device from working."""
     updates = run.updates[run.updates["client"] == name]
     over = math.inf if run.ended is None else run.ended.at
     back = -math.inf
@@ -521,8 +515,8 @@ def _groups_of(run: Run) -> list[Any]:
 
 
 def training_keys(run: Run, group: str) -> Keys:
-    """Return the keys of the group in the run's topology that say what its devices train on. Settings of
-    local training are left out if they are those of the task."""
+    """Keys that say what the group's devices train on. Settings of local training are left out if they
+    are those of the task."""
     written: Keys = next((one for one in _groups_of(run) if one.get("name") == group), {})
     found = {key: written[key] for key in _TRAINING_KEYS if written.get(key)}
     task = run.topology.get("task", {}).get("local", {})
@@ -536,8 +530,8 @@ def training_keys(run: Run, group: str) -> Keys:
 
 
 def _steps(run: Run, group: str) -> int:
-    """Return the number of steps of a whole training of a device in `group`: that of the run's topology,
-    or the most that a device of the group did."""
+    """Steps of a whole training: those of the run's topology, or the most that a device of the group
+    did."""
     own = training_keys(run, group).get("local", {})
     steps = {**run.topology.get("task", {}).get("local", {}), **own}.get("steps")
     if isinstance(steps, int):
@@ -547,8 +541,8 @@ def _steps(run: Run, group: str) -> int:
 
 
 def _pulls(rule: Mapping[str, Any]) -> bool:
-    """Whether the rule has clients keep a finished update until the server asks for it. The time from
-    the end of a training to the upload then says nothing about the device."""
+    """Whether clients keep a finished update until the server asks for it. The time from the end of a
+    training to the upload then says nothing about the device."""
     parameters = RULES.get(rule.get("name", ""))
     if parameters is None:
         return False

@@ -51,10 +51,8 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
     ("restart_after", "disconnect"): "write for instead",
 }
 _MAX_STEPS = 1_000_000
-"""Maximum number of actions on devices in a topology. An entry counts once for each device that it
-names."""
+"""An entry counts once for each device that it names."""
 _MAX_UNKNOWN = 50
-"""Maximum number of unknown names to report."""
 _MAX_COMPARED = 1000  # names to search for a similar one; each takes about 10 µs
 
 
@@ -80,7 +78,7 @@ Targets = Annotated[
         }
     ),
 ]
-"""Names of devices and groups, as written in the file."""
+"""Devices and groups, as written in the file."""
 
 
 class LinkChange(LinkSettings):
@@ -95,8 +93,8 @@ class LinkChange(LinkSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Refuse keys that cannot change during a run. Do not compare jitter with rtt, because the link
-        may already have a larger rtt."""
+        """Some keys cannot change during a run. Jitter is not compared with rtt, because the link may
+        already have a larger rtt."""
         if self.trace is not None:
             raise ValueError("trace cannot begin during a run: write values such as up: 1mbit instead")
         if self.compression is not None:
@@ -107,7 +105,7 @@ class LinkChange(LinkSettings):
 
     @property
     def changes(self) -> dict[str, float | None]:
-        """New values, by field of `agents.config.AccessLink`. A rate is None if it becomes unlimited."""
+        """By field of `agents.config.AccessLink`. A rate is None if it becomes unlimited."""
         plain = self.plain()
         given = (name for name in type(self).model_fields if name in self.model_fields_set - {"kind"})
         return {name: getattr(plain, name) for name in given}
@@ -207,17 +205,16 @@ class ScenarioEntry(Model):
 
     @property
     def acts_on_battery(self) -> bool:
-        """Whether the action needs a battery."""
         return self.battery is not None or self.verb in ("charge", "unplug")
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Names of devices and groups, as written in the file."""
+        """Devices and groups, as written in the file."""
         return cast(tuple[str, ...], getattr(self, self.verb))
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the action to its end; None if the action has no end."""
+        """Seconds; None if the action has no end."""
         return self.restart_after if self.verb == "crash" else self.for_
 
     @model_serializer(mode="wrap")
@@ -236,7 +233,6 @@ class Churn(Model):
 
 
 def devices_by_group(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]:
-    """Map the name of each group to its devices."""
     members: dict[str, list[str]] = {}
     for group in groups:
         members.setdefault(group.group_name, []).extend(group.device_names)
@@ -244,16 +240,16 @@ def devices_by_group(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]
 
 
 def expand(targets: Iterable[str], by_group: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the devices that `targets` name, without duplicates. A name of no group stands for itself:
-    it is that of a device or of a segment. `by_group` is the result of `devices_by_group`."""
+    """Return each device once. A name of no group stands for itself: it is that of a device or of a
+    segment."""
     return tuple(dict.fromkeys(device for name in targets for device in by_group.get(name, (name,))))
 
 
 def movements(
     scenario: Iterable[ScenarioEntry], by_group: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[ScenarioEntry]]:
-    """Map each device to its movements, in the order of time. A movement is an entry in which the device
-    joins, leaves, or crashes without a restart. Devices without movements are left out."""
+    """Return the entries of each device, in the order of time, in which it joins, leaves, or crashes
+    without a restart. Devices without movements are left out."""
     found: dict[str, list[ScenarioEntry]] = {}
     for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
         if entry.verb in ("crash", "leave", "join") and entry.duration is None:
@@ -263,8 +259,7 @@ def movements(
 
 
 def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGroup]) -> frozenset[str]:
-    """Return the devices that are absent when the run starts. A device is absent if its first movement
-    is to join."""
+    """A device is absent if its first movement is to join."""
     groups = tuple(groups)
     joining = {device for group in groups if group.joins_first for device in group.device_names}
     return frozenset(joining).union(_join_times(scenario, devices_by_group(groups)))
@@ -273,7 +268,6 @@ def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGr
 def _join_times(
     scenario: Iterable[ScenarioEntry], by_group: Mapping[str, tuple[str, ...]]
 ) -> dict[str, float]:
-    """Map each device that is absent at the start to the time in seconds at which it joins."""
     first = {device: entries[0] for device, entries in movements(scenario, by_group).items()}
     return {device: entry.at for device, entry in first.items() if entry.verb == "join"}
 
@@ -285,9 +279,8 @@ def problems(
     source: Source,
     segments: Collection[str] = (),
 ) -> Iterator[Problem]:
-    """Yield the problems of the keys `scenario` and `churn` in a topology read from `source`. Problems
-    are too many actions, unknown or ambiguous names, and actions on devices that are absent, or that do
-    not apply to segments. `segments`: names of the segments."""
+    """Problems are too many actions, unknown or ambiguous names, and actions on devices that are absent,
+    or that do not apply to segments."""
     by_group = devices_by_group(groups)
     by_name = by_group | {device: (device,) for group in groups for device in group.device_names}
     named: list[tuple[Where, tuple[str, ...]]] = [
@@ -332,7 +325,6 @@ def problems(
 
 
 def _segment_problem(entry: ScenarioEntry, segment: str) -> str | None:
-    """Return why the entry cannot act on `segment`; None if it can."""
     if entry.verb not in ("set", "disconnect") or entry.cpu is not None or entry.battery is not None:
         return f"{segment} is a segment: only set with link or background, and disconnect, apply to it"
     return None
@@ -344,8 +336,8 @@ def _too_early(
     by_group: Mapping[str, tuple[str, ...]],
     source: Source,
 ) -> Iterator[Problem]:
-    """Yield a problem for each crash, pause or disconnection that would happen while all its devices are
-    still absent. Yield one more problem if no device is present when the run starts."""
+    """A crash, pause or disconnection must not happen while all its devices are still absent, and some
+    device must be present when the run starts."""
     joins = _join_times(scenario, by_group)
     for index, entry in enumerate(scenario):
         devices = expand(entry.targets, by_group)

@@ -92,7 +92,7 @@ class TaskSettings(Variant):
 
     @property
     def brings_shards(self) -> bool:
-        """Whether the task has its own data for each device, so that no dataset is divided."""
+        """A task with its own data for each device divides no dataset."""
         return self.build().dataset is None
 
 
@@ -339,14 +339,11 @@ class Virtual(Model):
     )
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> Virtual:
-        """Return a copy in which keys without a value have the values in `defaults`. `defaults` has
-        pairs of key and value."""
         found = {name: value for name, value in defaults if getattr(self, name) is None}
         return self.model_copy(update=found)
 
 
 SOURCE, USER_CODE = "source", "user_code"
-"""Keys of the validation context: the file of a topology, and the user's own code."""
 
 
 class Topology(Model):
@@ -429,42 +426,38 @@ class Topology(Model):
 
     @property
     def source(self) -> Source:
-        """File that the topology was read from. Errors use it to point to places in the file."""
+        """Errors use it to point to places in the file."""
         return self._source
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Hints to the user about the drawn devices, one sentence each."""
+        """Sentences about the drawn devices."""
         return tuple(dict.fromkeys(self._source.hints))
 
     @property
     def user_code(self) -> UserCode | None:
-        """The user's code as it was when the topology was read; None if the topology has no key
-        `code`."""
+        """The user's code when the topology was read."""
         return self._user_code
 
     @property
     def drawn(self) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-        """Group with `draw` -> device -> drawn keys, in the notation of a topology. Groups without
-        `draw` are left out."""
+        """Group with `draw` -> device -> drawn keys, in the notation of a topology."""
         return self._drawn
 
     def with_fleet(self, fleet: DrawnFleet, source: Source) -> Self:
-        """Return the topology with the drawn groups of `fleet`. `source`: the topology's file with the
-        places of these groups. `to_yaml` still writes the groups as they were before the draw."""
+        """`source`: the topology's file with the places of the drawn groups. `to_yaml` still writes the
+        groups as they were before the draw."""
         made = self.model_copy(update={"devices": fleet.groups})
         made._written, made._drawn, made._source = self.devices, fleet.drawn, source
         return made
 
     @property
     def named_selection(self) -> config.Named | None:
-        """Selection by name and parameters; None if the topology has none."""
         return None if self.selection is None else self.selection.named
 
     @property
     def secure(self) -> SecureAggregation | None:
-        """Secure aggregation; None if the topology has none. Raises ValueError if the rule needs single
-        updates."""
+        """Raises ValueError if the rule needs single updates."""
         if self.privacy is None or self.privacy.secure is None:
             return None
         wanted: settings.SecureParameters = self.privacy.secure.build()
@@ -484,7 +477,6 @@ class Topology(Model):
 
     @property
     def differential(self) -> differential.DifferentialPrivacy | None:
-        """Differential privacy; None if the topology has none."""
         if self.privacy is None or self.privacy.differential is None:
             return None
         wanted: differential.DifferentialPrivacy = self.privacy.differential.build()
@@ -492,7 +484,7 @@ class Topology(Model):
 
     @property
     def update_steps(self) -> list[config.Named]:
-        """Steps of `agents.pipeline` that all clients have, with their parameters."""
+        """Steps that all clients have."""
         secure, wanted, steps = self.secure, self.differential, []
         if wanted is not None:
             rounding = 0.0 if secure is None else secure.grid.step
@@ -504,8 +496,7 @@ class Topology(Model):
 
     @property
     def segments(self) -> dict[str, SegmentSettings]:
-        """Shared links by name, from `network` and from the groups' `access`. A parent comes before its
-        children."""
+        """From `network` and from the groups' `access`. A parent comes before its children."""
         return network.settings(self.network, self.devices)
 
     @property
@@ -513,9 +504,8 @@ class Topology(Model):
         return tuple(name for group in self.devices for name in group.device_names)
 
     def idle_devices(self, samples: Mapping[str, int]) -> list[str]:
-        """Return the devices that never train, because their samples make no mini-batch. The devices are
-        in device order. `samples`: device -> number of samples. Devices that are not in `samples` are
-        left out."""
+        """Devices that never train, because their samples make no mini-batch, in device order. Devices
+        that are not in `samples` are left out."""
         return [
             name
             for group, count in ((group, cache(group.local.build().count)) for group in self.devices)
@@ -524,22 +514,20 @@ class Topology(Model):
         ]
 
     def model_post_init(self, context: Any) -> None:
-        """Keep the file and the user's own code from the validation context."""
         self._source = (context or {}).get(SOURCE, self._source)
         self._user_code = (context or {}).get(USER_CODE)
 
     def to_yaml(self, code: str | None = None) -> str:
-        """Return the topology as YAML with all defaults, in a form that `testbed.topology.parse` can
-        read. `code`: value of the key `code`, which is the path of a copy of the user's code; None to
-        leave the key unchanged."""
+        """Write all defaults, in a form that `testbed.topology.parse` can read. `code`: path of a copy
+        of the user's code, if it is another than the topology's."""
         data = self.model_dump(mode="json", by_alias=True)
         if self._drawn:
             data["devices"] = list(self._groups_to_write())
         return yamlfile.write(data if code is None else data | {"code": code})
 
     def _groups_to_write(self) -> Iterator[dict[str, Any]]:
-        """Yield the groups as they were before the draw. A group with `draw` has only the keys of the
-        file, because other keys would override drawn ones."""
+        """A group with `draw` has only the keys of the file, because other keys would override drawn
+        ones."""
         undrawn = {group.name: group for group in self.devices if not group.is_drawn}
         for written in self._written:
             group = undrawn.get(written.name, written)

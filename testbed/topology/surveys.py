@@ -25,43 +25,36 @@ from testbed.topology.yamlfile import FaultyFileError, Place, Problem, Source
 
 DRAWABLE = ("profile", "cpu", "gflops", "timing", "speed", "memory", "link", "think", "availability",
             "power", "thermal", "energy")  # fmt: skip
-"""Keys of a device group that a survey may have as columns, also with keys below them (`link.up`)."""
+"""Columns of a survey, also with keys below them (`link.up`)."""
 _WEIGHT = "weight"
 _MAX_ROWS = 20_000
 _ABOUT = ("about", "source", "licence", "date")
-"""Names of the comments at the beginning of a population's file."""
+"""Comments at the beginning of a population's file."""
 
 
 class SurveyRow(NamedTuple):
-    """A kind of device in a survey."""
-
     keys: Mapping[str, Any]
-    """Keys of a device group, with nested keys as mappings."""
+    """Nested keys are mappings."""
     line: int
-    """Number of the row's line; the first line of the file is 1."""
+    """The first line of the file is 1."""
     columns: Mapping[tuple[str, ...], int]
     """Path of a key -> column of its cell in the line, counted in characters from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A survey that has been read."""
-
     source: Source
-    """The file, for error messages."""
+    """For error messages."""
     rows: tuple[SurveyRow, ...]
-    """Kinds of devices, in the order of the file."""
     weights: tuple[float, ...]
-    """Weight of each row."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """Comments at the beginning of the file: about, source, licence and date; empty if it has none."""
+    """Comments at the beginning of the file (`_ABOUT`)."""
 
     def draw(self, rng: np.random.Generator) -> SurveyRow:
-        """Draw a row, with probabilities in proportion to the weights."""
         return self.rows[choose(self.weights, rng)]
 
     def row_source(self, row: SurveyRow) -> Source:
-        """Return the file with the places of the keys of `row`, for errors in these keys."""
+        """Keep the places of the keys of `row`, for errors in these keys."""
         places: dict[Any, Place] = {(): Place(row.line, 1)}
         for path, column in row.columns.items():
             for length in range(len(path) - 1):
@@ -71,8 +64,7 @@ class Survey:
 
 
 def read_population(name: str) -> Survey:
-    """Read the population `name` of the catalogue. Raises BadInputError if the catalogue has no
-    population with this name."""
+    """Raises BadInputError if the catalogue has no population with this name."""
     if name not in population_names():
         raise BadInputError(
             f"no population is called {name!r}: {profiles.suggestion(name, population_names())}"
@@ -82,8 +74,8 @@ def read_population(name: str) -> Survey:
 
 
 def parse(text: str, name: str) -> Survey:
-    """Read a survey from a text. Errors call the text `name`. The values of keys other than the weight
-    are not checked. Raises FaultyFileError with all errors and their lines."""
+    """Errors call the text `name`. The values of keys other than the weight are not checked. Raises
+    FaultyFileError with all errors and their lines."""
     lines = tuple(text.splitlines())
     source = Source(name, lines)
     about = dict(_comments(lines))
@@ -121,7 +113,6 @@ def parse(text: str, name: str) -> Survey:
 
 
 def population_rows(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return a row per population, with its comments and its kinds of devices, for JSON."""
     found = ((name, read_population(name)) for name in names)
     return [
         {
@@ -141,7 +132,7 @@ def population_rows(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def population_text(names: Sequence[str], *, whole: bool) -> str:
-    """Return the populations as text: a line per population, or all details if `whole` is set."""
+    """Write a line per population, or all details if `whole` is set."""
     found = [(name, read_population(name)) for name in names]
     if not whole:
         width = max(len(name) for name in (*names, "population"))
@@ -162,7 +153,6 @@ def population_text(names: Sequence[str], *, whole: bool) -> str:
 
 
 def check_names(survey: Survey, known: profiles.Profiles) -> Iterator[Problem]:
-    """Yield a problem for each row whose profile or link class is not in `known`."""
     for row in survey.rows:
         link = row.keys.get("link")
         named = (
@@ -185,7 +175,7 @@ def check_names(survey: Survey, known: profiles.Profiles) -> Iterator[Problem]:
 
 
 def problems_of(error: BadInputError) -> tuple[Problem, ...]:
-    """Return the problems that `error` lists; empty if it has no places."""
+    """Empty if the error has no places."""
     return error.problems if isinstance(error, FaultyFileError) else ()
 
 
@@ -196,8 +186,8 @@ class _CellError(ValueError):
 
 
 def _comments(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the comments at the beginning of the file that have a name in `_ABOUT`, with their texts. A
-    comment continues in the lines that are indented by more than one space."""
+    """Yield those in `_ABOUT`. A comment continues in the lines that are indented by more than one
+    space."""
     name, texts = "", list[str]()
     for line in lines:
         if not line.startswith("#"):
@@ -214,8 +204,7 @@ def _comments(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _cells(lines: Sequence[str]) -> Iterator[tuple[int, list[str], list[int]]]:
-    """Yield the number of each line with content, its cells, and the column at which each cell
-    begins."""
+    """Yield the number of each line with content, its cells, and the column at which each begins."""
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -280,16 +269,15 @@ def _weight(cell: str, column: int) -> float:
 
 
 def as_written(value: Any) -> Any:
-    """Convert lists to tuples, as a topology has them after it has been read. A link given as a text
-    becomes a mapping when it is merged."""
+    """A topology has tuples after it has been read. A link given as a text becomes a mapping when it is
+    merged."""
     if isinstance(value, Mapping):
         return {key: as_written(one) for key, one in value.items()}
     return tuple(map(as_written, value)) if isinstance(value, list | tuple) else value
 
 
 def set_key(keys: dict[str, Any], path: Sequence[str], value: Any) -> bool:
-    """Set the value at `path` in nested `keys`. Return False if a value without keys is on the way.
-    `link: lte` counts as `link: {class: lte}`."""
+    """Return False if a value without keys is on the way. `link: lte` counts as `link: {class: lte}`."""
     if path == ("link",) and isinstance(value, str):
         path = ("link", "class")
     for key in path[:-1]:

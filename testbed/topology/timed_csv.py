@@ -18,18 +18,16 @@ Limits = Mapping[str, tuple[float, str]]
 
 @dataclass(frozen=True, slots=True)
 class TimedTable:
-    """The rows of a file."""
-
     lines: array[int]
-    """Line number of each row."""
+    """Number of each row's line."""
     times: array[float]
-    """Times in seconds, in increasing order; the first is 0."""
+    """Seconds, in increasing order; the first is 0."""
     columns: Mapping[str, array[float]]
-    """Values at each of `times`, by name of the column."""
+    """Values at each of `times`."""
 
     def period(self, *, loop: bool) -> float | None:
-        """Return the seconds after which the rows repeat; None if they do not. They repeat if `loop` is
-        true and there is more than one row. The last row then holds as long as the row before it."""
+        """Seconds after which the rows repeat: if there is more than one, the last holds as long as the
+        row before it."""
         return 2 * self.times[-1] - self.times[-2] if loop and len(self.times) > 1 else None
 
 
@@ -39,10 +37,9 @@ def read(
     header_of: Callable[[list[str]], list[str]],
     empty: str | None = None,
 ) -> TimedTable:
-    """Read the rows in `lines`. `header_of`: returns the names of the columns for the cells of the
-    header line, or raises ValueError. `empty`: what the error about an empty cell says after the name of
-    the column; None if an empty cell is an error like any other wrong number. Raises ValueError with the
-    line number."""
+    """`header_of`: returns the names of the columns for the cells of the header line, or raises
+    ValueError. `empty`: what the error about an empty cell says after the name of the column; None if an
+    empty cell is an error like any other wrong number. Raises ValueError with the line number."""
     rows = (
         (number, [cell.strip() for cell in line.split(",")])
         for number, line in enumerate(lines, 1)
@@ -71,8 +68,7 @@ def read(
 def _row(
     header: Sequence[str], cells: Sequence[str], limits: Limits, last: float | None
 ) -> dict[str, float]:
-    """Return the values of a row by column. `last` is the time of the previous row in seconds; None for
-    the first row."""
+    """`last`: time of the previous row in seconds."""
     if len(cells) != len(header):
         raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
     bounded = ((name, text, *limits[name]) for name, text in zip(header, cells, strict=True))

@@ -39,8 +39,8 @@ _PER_MEGABYTE: Units = {"J/MB": 1, "mJ/MB": Fraction(1, 10**3), "J/GB": Fraction
 
 
 def rate(value: object) -> int:
-    """Convert a rate such as `5mbit`, `200kbit`, `5Mbps` or `5Mbit/s` to bit/s. The result must be whole
-    and above zero."""
+    """Convert `5mbit`, `200kbit`, `5Mbps` or `5Mbit/s` to bit/s. The result must be whole and above
+    zero."""
     expected = "expected a rate above zero with its unit such as 5mbit, 200kbit or 1gbit"
     number, unit = _split(value, expected)
     if _BYTE_RATE.fullmatch(unit):
@@ -59,14 +59,13 @@ def rate(value: object) -> int:
 
 
 def duration(value: object) -> float:
-    """Convert a duration such as `80ms`, `30s`, `2min`, `1h` or `500us` to seconds. Zero is allowed."""
+    """Convert `80ms`, `30s`, `2min`, `1h` or `500us` to seconds. Zero is allowed."""
     expected = "expected a duration with its unit (us, ms, s, min, h) such as 80ms, 30s or 2min"
     return float(_in_base_unit(value, _DURATIONS, expected))
 
 
 def size(value: object) -> int:
-    """Convert a size such as `512MiB`, `1GiB` or `500MB` to bytes. The result must be whole and above
-    zero."""
+    """Convert `512MiB`, `1GiB` or `500MB` to bytes. The result must be whole and above zero."""
     expected = "expected a size above zero with its unit (MiB, GiB, MB, GB) such as 512MiB"
     count = _in_base_unit(value, _SIZES, expected)
     if count == 0:
@@ -77,13 +76,13 @@ def size(value: object) -> int:
 
 
 def power(value: object) -> float:
-    """Convert a power such as `6.4W` or `350mW` to watts. Zero is allowed."""
+    """Convert `6.4W` or `350mW` to watts. Zero is allowed."""
     expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
     return float(_in_base_unit(value, _POWERS, expected))
 
 
 def energy(value: object) -> float:
-    """Convert an energy such as `18Wh`, `250mWh` or `36kJ` to joules. The result must be above zero."""
+    """Convert `18Wh`, `250mWh` or `36kJ` to joules. The result must be above zero."""
     expected = "expected an energy above zero with its unit (Wh, mWh, kWh, J, kJ) such as 18Wh or 36kJ"
     if (joules := _in_base_unit(value, _ENERGIES, expected)) == 0:
         raise ValueError(expected)
@@ -91,8 +90,7 @@ def energy(value: object) -> float:
 
 
 def energy_per_megabyte(value: object) -> float:
-    """Convert the energy of a transfer such as `5J/MB` or `80mJ/MB` to joules per MB (10^6 bytes). Zero
-    is allowed."""
+    """Convert `5J/MB` or `80mJ/MB` to joules per MB (10^6 bytes). Zero is allowed."""
     expected = "expected an energy per MB with its unit (J/MB, mJ/MB, J/GB) such as 5J/MB or 80mJ/MB"
     return float(_in_base_unit(value, _PER_MEGABYTE, expected))
 
@@ -108,20 +106,18 @@ def cpu(value: object) -> float:
 
 
 def share_as_typed(value: object) -> float:
-    """Read a share as `share` does. The number may also be a text, as on a command line."""
+    """The number may also be a text, as on a command line."""
     return share(_number_as_typed(value))
 
 
 def cpu_as_typed(value: object) -> float:
-    """Read a number of cores above zero as `cpu` does. The number may also be a text, as on a command
-    line."""
+    """The number must be above zero, and may also be a text, as on a command line."""
     if (cores := cpu(_number_as_typed(value))) == 0:
         raise ValueError("expected a positive share of one host core such as 0.25")
     return cores
 
 
 def _number_as_typed(value: object) -> object:
-    """Convert a number that was typed as a text. Return other values unchanged."""
     if isinstance(value, str):
         with suppress(ValueError):
             return float(value)
@@ -146,8 +142,7 @@ def _ratio(value: object, most: float, expected: str) -> float:
 
 
 def frequency(value: object) -> float:
-    """Convert a frequency such as `2/min`, `0.5/s` or `3/h` to a number per second. The frequency must
-    be above zero."""
+    """Convert `2/min`, `0.5/s` or `3/h` to a number per second, which must be above zero."""
     match = _match(FREQUENCY, value)
     if match is None or not Fraction(match[1]):
         raise ValueError("expected a number above zero per s, min or h such as 2/min, 0.5/s or 3/h")
@@ -155,39 +150,38 @@ def frequency(value: object) -> float:
 
 
 def format_rate(bits: int) -> str:
-    """Write `bits` per second in the largest unit that gives a whole number: 5000000 is `5mbit`."""
+    """Take the largest unit that gives a whole number: 5000000 is `5mbit`."""
     return _largest_whole(Fraction(bits), _RATES)
 
 
 def format_duration(seconds: float) -> str:
-    """Write `seconds` in the largest unit that gives a whole number: 0.08 is `80ms`, 90 is `90s`."""
+    """Take the largest unit that gives a whole number: 0.08 is `80ms`, 90 is `90s`."""
     return _largest_whole(Fraction(repr(seconds)), _DURATIONS, otherwise="s")
 
 
 def format_size(count: int) -> str:
-    """Write `count` bytes in the largest binary unit that gives a whole number: 536870912 is
-    `512MiB`."""
+    """Take the largest binary unit that gives a whole number: 536870912 is `512MiB`."""
     return _largest_whole(Fraction(count), _BINARY_SIZES)
 
 
 def format_power(watts: float) -> str:
-    """Write `watts` with its unit, such as `6.4W`."""
+    """`6.4W` for example."""
     return f"{_plain(Fraction(repr(watts)))}W"
 
 
 def format_energy(joules: float) -> str:
-    """Write `joules` in Wh or kJ if that gives a whole number, and else in J."""
+    """Take Wh or kJ if that gives a whole number, and else J."""
     return _largest_whole(Fraction(repr(joules)), {"Wh": 3600, "kJ": 1000}, otherwise="J")
 
 
 def format_energy_per_megabyte(joules: float) -> str:
-    """Write `joules` per MB with the unit, such as `5J/MB`."""
+    """`5J/MB` for example."""
     return f"{_plain(Fraction(repr(joules)))}J/MB"
 
 
 def format_frequency(per_second: float) -> str:
-    """Write a frequency per second, minute or hour. Take the first of these units in which at most 12
-    digits are exact: 1/30 is `2/min`. `frequency` converts the text back to the same number."""
+    """Take the first unit (second, minute, hour) in which at most 12 digits are exact: 1/30 is `2/min`.
+    `frequency` converts the text back to the same number."""
     for unit in ("s", "min", "h"):
         text = f"{per_second * float(_DURATIONS[unit]):.12g}/{unit}"
         if "e" not in text and frequency(text) == per_second:
@@ -208,8 +202,8 @@ def _split(value: object, expected: str) -> tuple[Fraction, str]:
 
 
 def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
-    """Convert a quantity to the unit whose factor in `units` is 1. Raises ValueError with the text
-    `expected` if `value` is not a quantity of at least 0 in one of `units`."""
+    """The base unit's factor in `units` is 1. Raises ValueError(`expected`) if `value` is not a quantity
+    of at least 0 in one of `units`."""
     number, unit = _split(value, expected)
     if unit not in units or number < 0:
         raise ValueError(expected)
@@ -217,8 +211,8 @@ def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
 
 
 def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
-    """Write `value` in the first of `units` that gives a whole number. If none of them does, use the
-    unit `otherwise`. `units` begins with the largest unit."""
+    """Write `value` in the first of `units` that gives a whole number, or else in `otherwise`. `units`
+    begins with the largest."""
     for unit, scale in units.items():
         count = value / scale
         if count.denominator == 1 and count:
@@ -227,6 +221,5 @@ def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
 
 
 def _plain(value: Fraction) -> str:
-    """Write `value` with all its digits and without an exponent. `value` must not have more digits than
-    a float."""
+    """Write all digits without an exponent. `value` must not have more digits than a float."""
     return format(Decimal(value.numerator) / Decimal(value.denominator), "f")

@@ -24,8 +24,7 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""pydantic's error type -> text that says what was expected. The texts are for fields without a message
-of their own."""
+"""Texts by pydantic's error type, for fields without a message of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
@@ -51,8 +50,8 @@ _EXAMPLES = {
     "task": "task: {name: digits-logreg, local: {steps: 20}}",
     "topology": "topology: topologies/quickstart.yaml",
 }
-"""Key -> example of the key with a value. Messages show the example if the key is missing, or if the key
-has a value where it needs keys of its own."""
+"""Messages show the example if the key is missing, or if the key has a value where it needs keys of its
+own."""
 
 _SHORT_CHOICE = "choice"
 """Distribution whose short form has no tag (`testbed.topology.draw_settings`)."""
@@ -66,11 +65,8 @@ def validate(
     problems: Iterable[Problem] = (),
     context: Mapping[str, Any] | None = None,
 ) -> M:
-    """Validate `document` as a `model`.
-
-    `context` is the validation context. Raises FaultyFileError that lists pydantic's errors, the
-    problems of the document, and `problems`.
-    """
+    """Raises FaultyFileError that lists pydantic's errors, the problems of the document, and
+    `problems`."""
     try:
         return model.model_validate(document.data, context=context)
     except ValidationError as error:
@@ -80,8 +76,8 @@ def validate(
 
 
 def conflict(document: Document, where: Where, error: ValueError) -> Problem:
-    """Return the problem for `error`, which is about several values at `where`. If the error's message
-    begins with the key of one of these values, the problem points to that value."""
+    """`error` is about several values at `where`. If its message begins with the key of one of these
+    values, the problem points to that value."""
     message = str(error)
     first, _, rest = message.partition(" ")
     first = first.rstrip(":")
@@ -128,8 +124,7 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
 
 
 def _path_in_file(loc: Where, data: Any) -> Where:
-    """Return `loc` without the names of variants. Pydantic adds these names, but they are not keys of
-    the file."""
+    """Pydantic adds the names of variants to `loc`, but they are not keys of the file."""
     where: Where = ()
     for key in loc:
         if isinstance(data, Mapping):
@@ -163,12 +158,11 @@ def _one_of(found: Any, choices: list[str]) -> str:
 
 
 _SYNONYMS = {"kill": "crash"}
-"""Topology keys, by a word with the same meaning in other tools or in the testbed's commands."""
+"""Word with the same meaning in other tools or in the testbed's commands -> topology key."""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return a question such as `did you mean rate?`, with the name in `known` that is most similar to
-    `word`; an empty text if none is similar."""
+    """Return a question such as `did you mean rate?`; an empty text if no name in `known` is similar."""
     close = [_SYNONYMS.get(word, "")]
     if close[0] not in known:
         close = difflib.get_close_matches(word, known, n=1)

@@ -26,10 +26,10 @@ Where = tuple[str | int, ...]
 
 _MAX_BYTES = 4 * 2**20
 _MAX_SHOWN = 100
-"""Maximum number of errors to show. Also the maximum number of characters to show of a faulty line."""
+"""Errors to show; also characters to show of a faulty line."""
 
 _MAX_DRAWN = 3
-"""Maximum number of errors to show of the drawn devices of a group."""
+"""Errors to show of the drawn devices of a group."""
 
 _MENDS = {
     "mapping values are not allowed": "put a text with a colon in quotes, and begin all keys of a "
@@ -46,33 +46,26 @@ _MENDS = {
     "found unknown escape character": "put a text with a backslash in single quotes",
     "but found another document": "remove the line ---",
 }
-"""How to fix a syntax error, by the beginning of libyaml's message."""
+"""Fixes of a syntax error, by the beginning of libyaml's message."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Position in a file."""
-
     line: int
-    """Number of the line; the first is 1."""
+    """The first is 1."""
     column: int
-    """Number of the column; the first is 1."""
+    """The first is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error in a file, and how to fix it."""
-
     place: Place
     message: str
     origin: str = ""
-    """Source of the faulty keys of a drawn device, such as `survey.csv:7`; empty for other
-    problems."""
+    """Source of the faulty keys of a drawn device, such as `survey.csv:7`."""
 
 
 class FaultyFileError(BadInputError):
-    """All errors in a file."""
-
     def __init__(self, message: str, problems: Iterable[Problem]) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
@@ -80,43 +73,35 @@ class FaultyFileError(BadInputError):
 
 @dataclass(frozen=True, slots=True)
 class DrawnPlace:
-    """Place of a drawn device in a topology."""
-
     index: int
     """Index of the device's group in the file."""
     origin: str = ""
-    """Source of the drawn keys, such as `survey.csv:7`; empty if it was not drawn."""
+    """Source of the drawn keys, such as `survey.csv:7`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file with the places of its keys and values. All sources compare equal, so that topologies from
-    different files can compare equal."""
+    """All sources compare equal, so that topologies from different files can compare equal."""
 
     name: str = field(default="<text>", compare=False)
     """Path of the file, or a name of the text, for messages."""
     lines: tuple[str, ...] = field(default=(), compare=False)
     values: Mapping[Where, Place] = field(default_factory=dict, compare=False)
-    """Places of the values."""
     keys: Mapping[Where, Place] = field(default_factory=dict, compare=False)
-    """Places of the keys."""
     hints: tuple[str, ...] = field(default=(), compare=False)
-    """Hints to the user about the drawn devices, one sentence each (`testbed.topology.fleets`)."""
+    """Sentences for the user about the drawn devices (`testbed.topology.fleets`)."""
     members: tuple[DrawnPlace, ...] = field(default=(), compare=False)
     """Place of each device group after drawing (`testbed.topology.fleets`); empty if the groups are
     those of the file."""
 
     def _member(self, where: Where) -> DrawnPlace | None:
-        """Return the place in the file of the drawn device that `where` leads to; None if `where` leads
-        elsewhere, or if nothing was drawn."""
         if self.members and where[:1] == ("devices",) and len(where) > 1:
             index = where[1]
             return self.members[index] if isinstance(index, int) else None
         return None
 
     def place(self, where: Where) -> Place:
-        """Return the place of the value at `where`. If the file has no such value, return the place of
-        the innermost value around it."""
+        """If the file has no value at `where`, return the place of the innermost value around it."""
         if (member := self._member(where)) is not None:
             where = (where[0], member.index, *where[2:])
         while where and where not in self.values:
@@ -124,8 +109,7 @@ class Source:
         return self.values.get(where, Place(1, 1))
 
     def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
-        """Make a problem at the value or the key at `where`. The text of the problem is `devices[1].cpu:
-        <message>`."""
+        """The text of the problem is `devices[1].cpu: <message>`."""
         member = self._member(where)
         written = where if member is None else (where[0], member.index, *where[2:])
         place = self.keys.get(written) if at_key else None
@@ -137,8 +121,8 @@ class Source:
         return Problem(place or self.place(where), text, "" if member is None else member.origin)
 
     def error(self, problems: Iterable[Problem]) -> FaultyFileError:
-        """Make an error with all `problems`, in the order of the file. The message shows the first of
-        them with the faulty lines (at most `_MAX_SHOWN`), and the number of problems."""
+        """The message shows the first problems in the order of the file, with the faulty lines (at most
+        `_MAX_SHOWN`), and the number of problems."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
         count = quantity(len(found), "error")
         shown = list(_without_repetitions(found))
@@ -157,8 +141,8 @@ class Source:
 
 
 def _without_repetitions(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield `problems` with at most `_MAX_DRAWN` of the drawn devices of each group. The last of them
-    names the number of those that are left out."""
+    """At most `_MAX_DRAWN` of the drawn devices of each group are left. The last of them names the
+    number of those that are left out."""
     for _, group in itertools.groupby(problems, lambda one: (one.place, bool(one.origin))):
         found = list(group)
         if not found[0].origin or len(found) <= _MAX_DRAWN:
@@ -172,16 +156,14 @@ def _without_repetitions(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed YAML file."""
-
     data: Any
-    """Content of the file, as dicts, tuples, str, int, float, bool and None."""
+    """dicts, tuples, str, int, float, bool and None."""
     source: Source
     problems: tuple[Problem, ...]
-    """Problems with duplicate keys. Other YAML errors are raised while the file is parsed."""
+    """Duplicate keys. Other YAML errors are raised while the file is parsed."""
 
     def value(self, where: Where) -> Any:
-        """Return the value at `where`. Raises LookupError if there is none."""
+        """Raises LookupError."""
         value = self.data
         for key in where:
             value = value[key]
@@ -189,8 +171,8 @@ class Document:
 
 
 def replace_value(data: Any, where: Where, value: Any) -> Any:
-    """Return a copy of `data` with `value` at `where`. Missing keys are added. Raises LookupError if
-    `where` leads through a value without keys, or past the end of a list."""
+    """Copy `data`. Missing keys are added. Raises LookupError if `where` leads through a value without
+    keys, or past the end of a list."""
     if not where:
         return value
     key, rest = where[0], where[1:]
@@ -206,20 +188,20 @@ def replace_value(data: Any, where: Where, value: Any) -> Any:
 
 
 class _Dumper(_SafeDumper):
-    """Dumper that quotes texts that `Loader` would read as another type."""
+    """Quotes texts that `Loader` would read as another type."""
 
     yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 
 def dotted_path(where: Where) -> str:
-    """Write `where` as one text, such as `devices[1].cpu`."""
+    """`devices[1].cpu` for example."""
     parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in where)
     return "".join(parts).removeprefix(".")
 
 
 def write(data: Any, name: str = "<text>") -> str:
-    """Write `data` as YAML that `parse` reads back. Raises BadInputError if `data` has values that YAML
-    cannot represent. The error calls the data `name`."""
+    """`parse` reads it back. Raises BadInputError, which calls the data `name`, for values that YAML
+    cannot represent."""
     try:
         return yaml.dump(
             data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
@@ -229,12 +211,12 @@ def write(data: Any, name: str = "<text>") -> str:
 
 
 def read(path: Path) -> Document:
-    """Read a YAML file. Raises BadInputError if the file does not exist or is not YAML."""
+    """Raises BadInputError if the file does not exist or is not YAML."""
     return parse(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8. Raises BadInputError if that fails."""
+    """Raises BadInputError if the file cannot be read as UTF-8."""
     try:
         content = files.read(path, _MAX_BYTES)
         if content.startswith(b"PK\x03\x04"):
@@ -253,8 +235,7 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, name: str = "<text>") -> Document:
-    """Read YAML from a text. Errors call the text `name`. Raises BadInputError if the text is empty or
-    not YAML."""
+    """Errors call the text `name`. Raises BadInputError if the text is empty or not YAML."""
     lines = tuple(text.splitlines())
     try:
         loader = Loader(text)
@@ -336,7 +317,7 @@ class _Reading:
 
 
 def _mappings_to_merge(node: yaml.Node) -> list[yaml.MappingNode]:
-    """Return the mappings that the value of a merge key (`<<: *defaults`) names."""
+    """Mappings that the value of a merge key (`<<: *defaults`) names."""
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     if not all(isinstance(one, yaml.MappingNode) for one in nodes):
         raise _error_at(
@@ -375,17 +356,15 @@ def _syntax_problem(error: yaml.YAMLError, lines: tuple[str, ...]) -> Problem:
 
 
 def _similar_name(path: Path) -> str:
-    """Return ` (did you mean FILE?)` if the folder has a YAML file of a similar name; otherwise an empty
-    text."""
+    """Return ` (did you mean FILE?)` or an empty text."""
     names = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     match = difflib.get_close_matches(path.name, names, n=1)
     return f" (did you mean {path.parent / match[0]}?)" if match else ""
 
 
 def with_block(text: str, key: str, block: str) -> str:
-    """Replace the top-level `key` of the YAML `text`, together with its value, by `block`. If there is
-    no such key, append `block`. Comments and everything else stay unchanged. Raises ValueError if `text`
-    is not a mapping in block style."""
+    """Replace or append the top-level `key` with its value. Comments and everything else stay unchanged.
+    Raises ValueError if `text` is not a mapping in block style."""
     root = Loader(text).get_single_node()
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise ValueError("is not a mapping with each key on a line of its own")

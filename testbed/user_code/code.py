@@ -17,19 +17,18 @@ _TAKEN = sys.stdlib_module_names | {"agents", "analysis", "testbed"}
 
 @dataclass(frozen=True)
 class UserCode:
-    """A user's modules, with their contents at the time they were read."""
+    """A user's modules when they were read."""
 
     path: Path = field(compare=False)
-    """Path that the user gave: a module, a package, or a folder of modules and packages."""
+    """The user gave it: a module, a package, or a folder of modules and packages."""
     digest: str
     """First 12 hexadecimal digits of the SHA-256 of the files."""
     files: Mapping[str, bytes] = field(compare=False, repr=False)
-    """Contents of the files, by path relative to the import folder (`import_folder`)."""
+    """By path relative to the import folder (`import_folder`)."""
 
     @classmethod
     def read(cls, path: Path) -> UserCode:
-        """Read the code at `path`. Raises ValueError with a message that says what is wrong with the
-        code."""
+        """Raises ValueError with a message that says what is wrong with the code."""
         files: dict[str, bytes] = {}
         size = 0
         for name, file in _files(path):
@@ -54,8 +53,7 @@ class UserCode:
         return cls(path, digest.hexdigest()[:12], files)
 
     def copy(self, folder: Path) -> None:
-        """Write the files into `folder`, so that the modules can be imported from it. All users may read
-        the files."""
+        """The modules can be imported from `folder`. All users may read the files."""
         for name, content in self.files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,8 +61,7 @@ class UserCode:
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each file of the code, as its path relative to the import folder and its path on this host.
-    Raises ValueError."""
+    """Yield the path relative to the import folder, and the path on this host. Raises ValueError."""
     if path.is_file():
         if path.suffix != ".py":
             raise ValueError("is not a Python module, expected a .py file, or a folder with .py files")
@@ -82,12 +79,12 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def import_folder(path: Path) -> Path:
-    """Return the folder that Python must search to import the modules at `path`."""
+    """Folder that Python must search to import the modules at `path`."""
     return path if path.is_dir() and not (path / "__init__.py").is_file() else path.parent
 
 
 def is_taken(module: str) -> bool:
-    """Return whether this host has another module called `module`."""
+    """Whether this host has another module of this name."""
     if module in _TAKEN:
         return True
     places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

@@ -58,9 +58,9 @@ _FIT_S = 10.0
 """Seconds after which the trial of a task's `fit` is ended. The results of a `fit` that was ended are
 not checked."""
 _TRIED = 3
-"""Number of updates, and number of model parameters, in the trial of a rule."""
+"""Updates, and model parameters, in the trial of a rule."""
 _MAX_TRACEBACK = 20_000
-"""Maximum number of characters of a traceback to report."""
+"""Characters of a traceback to report."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
 _OF_CLASS = ("dataset", "fits", "has_accuracy", "has_perplexity")
 """Attributes of a task that do not depend on its parameters."""
@@ -70,8 +70,8 @@ _ARRAYS = {
     "y": ("biufU", "numbers or names"),
     "client": ("iuU", "whole numbers or names"),
 }
-"""Name of an array in a split -> the kinds of NumPy types that the array may have, and a description of
-these kinds for errors."""
+"""Array in a split -> kinds of NumPy types that it may have, and a description of these kinds for
+errors."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _KINDS: Mapping[str, tuple[Mapping[str, type], type, str]] = {
     "task": (TASKS, Task, "model"),
@@ -138,8 +138,7 @@ def _make(cls: Any, params: Mapping[str, Any]) -> Any:
 
 
 def _class(cls: Any, _: Path) -> dict[str, Any]:
-    """Answer with the properties that all objects of the class share: parameters, description and
-    attributes."""
+    """Answer with what all objects of the class share: parameters, description and attributes."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         "about": inspect.cleandoc(cls.__doc__ or ""),
@@ -172,8 +171,8 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _describe_type(hint: Any) -> Any:
-    """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError if a YAML file cannot
-    express the type."""
+    """JSON for `testbed.user_code.stand_ins`. Raises TypeError if a YAML file cannot express the
+    type."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
@@ -191,7 +190,7 @@ def _describe_type(hint: Any) -> Any:
 
 
 def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """Answer with the properties of an object that depend on its parameters."""
+    """Answer with what depends on the object's parameters."""
     made = _make(cls, params)
     if ClientSelection in cls.__mro__:
         return {"needs_loss": bool(made.needs_loss), "needs_battery": bool(made.needs_battery)}
@@ -217,7 +216,6 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
-    """Check that the task, rule or selection can work with `clients` clients."""
     made = _make(cls, params)
     if Task in cls.__mro__ and not isinstance(made.l2, int | float):
         raise _RefusedError(f"its l2 is {made.l2!r:.80}, expected a number")
@@ -347,7 +345,7 @@ def _actions(method: str, returned: Any, side: ClientSide) -> list[Any]:
 
 
 def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tuple[Any, ...]:
-    """Answer with the result of `agents.models.flat.extent` for the task."""
+    """Answer with the result of `agents.models.flat.extent`."""
     from agents.models import flat
 
     task = _make(cls, params)
@@ -360,21 +358,16 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
 
 
 def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -> list[str]:
-    """Write the initial state of the task's module to a file, or only check the user's file.
-
-    `files`: as for `agents.models.flat.write_start`. Answer with a description of each difference
-    between the user's file and the module.
-    """
+    """`files`: as for `agents.models.flat.write_start`. Answer with a description of each difference
+    between the user's file and the module."""
     from agents.models import flat
 
     return flat.write_start(_make(cls, params), seed, **files)
 
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
-    """Write the task's own shards to files, and answer with the paths of the files.
-
-    Each answer has a new folder, because a cached answer still needs its files.
-    """
+    """Answer with the paths of the files. Each answer has a new folder, because a cached answer still
+    needs its files."""
     brought = [*_make(cls, params).shards_for(clients)]
     if len(brought) != clients:
         raise _RefusedError(f"its shards has {len(brought)}, expected one for each of {clients} devices")
@@ -397,14 +390,13 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> lis
 
 
 def _shard_layout(shard: Shard) -> str:
-    """Describe the properties that all shards of a task must share."""
+    """Describe what all shards of a task must share."""
     x, y = (f"{each.dtype} of shape {each.shape[1:]}" for each in (shard.x, shard.y))
     return f"inputs {x}, labels {y}, scale {shard.scale}"
 
 
 def _dataset(cls: Any, _: Path, params: dict[str, Any], to: str) -> list[str]:
-    """Write each split of the task's own dataset to SPLIT.npz in the folder `to`. Answer with the names
-    of the splits."""
+    """Write each split to SPLIT.npz in the folder `to`. Answer with the names of the splits."""
     splits = _check_keys("its dataset()", _make(cls, params).dataset(), _SPLITS)
     for split, value in splits.items():
         arrays = _check_keys(split, value, _ARRAYS)
@@ -453,8 +445,8 @@ def _step(
     index: int,
     trains: bool,
 ) -> None:
-    """Train on the shard in the file `samples` if `trains`; else evaluate it. `client` and `index`: name
-    and number of the device that has the shard. Only a task's own `fit` uses them."""
+    """Train on the shard in the file `samples` if `trains`; else evaluate it. Only a task's own `fit`
+    uses `client` and `index`."""
     import torch
 
     from agents.models import generators
@@ -462,7 +454,7 @@ def _step(
     generators.seed(seed)
     task: Task = _make(cls, params)
     shard = shards.load(Path(samples))
-    if cls is Flower:
+    if cls is Flower:  # each sample stands for a whole partition of the app
         _try_app(task, shard.subset(np.arange(1)), lr, trains=trains)
         return
     if trains and cls.fits:
@@ -488,7 +480,6 @@ def _step(
 
 
 def _outputs(task: Task, module: Any, shard: Shard) -> Any:
-    """Return the outputs of `module` for the samples of `shard`."""
     x, y = shard.tensors()
     try:
         outputs = module(x)
@@ -506,7 +497,6 @@ def _outputs(task: Task, module: Any, shard: Shard) -> Any:
 
 
 def _try_loss(task: Task, outputs: Any, shard: Shard) -> None:
-    """Call the task's `loss`, and check its result."""
     try:
         losses = task.loss(outputs, shard.tensors()[1])
     except (IndexError, RuntimeError) as error:  # torch's message names neither classes nor labels
@@ -523,7 +513,6 @@ def _try_loss(task: Task, outputs: Any, shard: Shard) -> None:
 
 
 def _try_correct(task: Task, outputs: Any, shard: Shard) -> None:
-    """Call the task's `correct`, and check its result."""
     without = "define correct, or has_accuracy: ClassVar[bool] = False if the task has no accuracy"
     is_default = type(task).correct is Task.correct
     if is_default and len(_shape(outputs) or ()) < 2:
@@ -541,25 +530,24 @@ def _try_correct(task: Task, outputs: Any, shard: Shard) -> None:
 
 
 def _shape(value: object) -> tuple[int, ...] | None:
-    """Return the shape of a tensor; None if `value` is no tensor."""
     import torch
 
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def _description(value: object) -> str:
-    """Describe a value that has a wrong shape, as the end of a sentence: `has the shape (3, 2)`."""
+    """End of a sentence on a wrong shape: `has the shape (3, 2)`."""
     shape = _shape(value)
     return f"is {value!r:.80}" if shape is None else f"has the shape {shape}"
 
 
 class _TimeOverError(BaseException):
-    """The trial of a task's `fit` took too long. Not an Exception, so that `fit` does not catch it."""
+    """Not an Exception, so that the `fit` on trial does not catch it."""
 
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise _TimeOverError if the `with` block takes longer than `_FIT_S` seconds."""
+    """Raises _TimeOverError if the `with` block takes longer than `_FIT_S` seconds."""
 
     def stop(*_: object) -> None:
         raise _TimeOverError
@@ -574,8 +562,7 @@ def _time_limit() -> Iterator[None]:
 
 
 def _try_app(task: Task, partition: Shard, lr: float, *, trains: bool) -> None:
-    """Let a Flower app train on a partition if `trains`, else evaluate it, for at most `_FIT_S`
-    seconds."""
+    """Train on a partition if `trains`, else evaluate it, for at most `_FIT_S` seconds."""
     import torch
 
     module = task.model()
@@ -595,8 +582,8 @@ def _try_app(task: Task, partition: Shard, lr: float, *, trains: bool) -> None:
 
 
 def _try_fit(task: Task, shard: Shard, client: str, index: int, lr: float) -> None:
-    """Call the task's `fit` as the device `client` does, for at most `_FIT_S` seconds, and check its
-    results. `index`: number of the device in device order. `lr`: step size."""
+    """Take at most `_FIT_S` seconds, and check the results. `index`: number of the device in device
+    order. `lr`: step size."""
     from agents.client.training import FitTrainer
     from agents.models.flat import learned, vector_of
 

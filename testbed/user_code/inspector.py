@@ -26,24 +26,23 @@ from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module, subprocesses
 
 _PREFIX = "testbed-code-"
-"""Beginning of the names of the folders with copies of user code."""
 _PATIENCE_S = 120.0
-"""Maximum seconds to wait for one answer. The limit is long, because importing PyTorch alone takes
-seconds, and longer on a busy host."""
+"""Limit for one answer. It is long, because importing PyTorch alone takes seconds, and longer on a busy
+host."""
 _DATASET_PATIENCE_S = 3600.0
-"""Maximum seconds to wait for a dataset, which may have to be downloaded and decoded."""
+"""A dataset may have to be downloaded and decoded."""
 _MAX_ANSWER = 4 * 2**20
-"""Maximum size of one answer in bytes."""
+"""Bytes of one answer."""
 _KEPT = 4000
-"""Maximum number of bytes to keep of the text that the code prints. The latest bytes are kept."""
+"""Bytes of the text that the code prints: the latest are kept."""
 
 
 class RaisedError(Exception):
-    """The user's code raised an exception. The text is its traceback."""
+    """The text is the traceback of the user's code."""
 
 
 class Inspector:
-    """Inspector of one version of a user's modules.
+    """One for each version of a user's modules.
 
     `copy`: function that writes the modules into a folder. `origin`: folder with the user's own files.
     Errors show paths in this folder.
@@ -60,11 +59,8 @@ class Inspector:
         """Answers, by question. They stay valid, because the code does not change."""
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Return the answer to `request`.
-
-        Raises ValueError if the code refuses the request, RaisedError if the code raises, and
-        BadInputError if there is no answer.
-        """
+        """Raises ValueError if the code refuses the request, RaisedError if the code raises, and
+        BadInputError if there is no answer."""
         line = json.dumps(request)
         if line not in self._known:
             patience = _DATASET_PATIENCE_S if request["question"] == "dataset" else _PATIENCE_S
@@ -100,15 +96,15 @@ def remove_leftovers() -> None:
 
 
 def _locked_folder() -> tuple[Path, int]:
-    """Make a folder. Return its path, and the descriptor of a lock that lasts as long as this process.
-    The folder gets its name once it is locked, so that `remove_leftovers` cannot remove it before."""
+    """Return the path, and the descriptor of a lock that lasts as long as this process. The folder gets
+    its name once it is locked, so that `remove_leftovers` cannot remove it before."""
     made = Path(tempfile.mkdtemp(prefix="testbed-")).resolve()
     lock = _lock(made)
     return made.rename(made.with_name(_PREFIX + made.name.removeprefix("testbed-"))), lock
 
 
 def _lock(folder: Path) -> int:
-    """Lock `folder`. Return the descriptor. Raises OSError if another process has locked it."""
+    """Return the descriptor. Raises OSError if another process has locked `folder`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,10 +141,8 @@ class _Process:
         return self._popen.poll() is None
 
     def answer(self, line: str, patience: float) -> bytes | None:
-        """Return the answer to the question `line`; None if the process has ended.
-
-        Raises BadInputError if there is no answer within `patience` seconds.
-        """
+        """None if the process has ended. Raises BadInputError if there is no answer within `patience`
+        seconds."""
         assert self._popen.stdin is not None  # noqa: S101  (pipes, see above)
         assert self._popen.stdout is not None  # noqa: S101
         try:
@@ -182,7 +176,7 @@ class _Process:
         return bytes(data)
 
     def printed(self) -> str:
-        """Return the last lines that the code printed, indented."""
+        """Last lines, indented."""
         if not self.is_alive:
             self._reader.join(1)
         lines = bytes(self._printed).decode(errors="replace").splitlines()[-15:]

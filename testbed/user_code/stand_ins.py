@@ -29,7 +29,7 @@ from testbed.user_code.inspector import Inspector, RaisedError
 Kind = Literal["task", "rule", "selection"]
 _LITERAL: Any = Literal
 _UNION: Any = Union
-"""The names `Literal` and `Union`, for arguments that are known at run time only."""
+"""Names for arguments that are known at run time only."""
 _TYPES: Mapping[str, Any] = {"bool": bool, "float": float, "int": int, "str": str, "None": type(None)}
 
 
@@ -37,14 +37,13 @@ class StandIn:
     """Stand-in for an object of a user's class: a dataclass with the same parameters."""
 
     stands_for: ClassVar[tuple[UserCode, Kind, str]]
-    """The class that this class replaces: its code, its kind, and its name."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the user's class refuses the parameters."""
+        """Raises ValueError if the user's class refuses the parameters."""
         ask(self, "facts")
 
     def check(self, clients: int) -> None:
-        """Raise ValueError if the task, rule or selection cannot work with `clients` clients."""
+        """Raises ValueError if the task, rule or selection cannot work with `clients` clients."""
         ask(self, "check", clients=clients)
 
 
@@ -52,23 +51,17 @@ class TaskStandIn(StandIn):
     """Stand-in for an `agents.tasks.interface.Task`, without model, loss and metric."""
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None]
-    """Name of the dataset, or method that returns the dataset; None if the task brings its own
-    shards."""
+    """Name, or method that returns the dataset; None if the task brings its own shards."""
     has_accuracy: ClassVar[bool]
-    """Whether evaluations have an accuracy."""
     has_perplexity: ClassVar[bool]
-    """Whether evaluations have a perplexity."""
     fits: ClassVar[bool]
-    """Whether the task trains by its own `fit`."""
 
     def shards_for(self, clients: int) -> list[Shard]:
-        """Return the shards that the task brings, one per client."""
         return [shards.load(Path(path)) for path in ask(self, "shards", clients=clients)]
 
 
 def _dataset(task: TaskStandIn) -> Splits:
-    """Return what the task's own method `dataset` returns. Raises ValueError if that is not a
-    dataset."""
+    """Raises ValueError if the task's own method `dataset` does not return a dataset."""
     with tempfile.TemporaryDirectory(prefix="testbed-dataset-") as folder:
         found: dict[str, dict[str, Any]] = {}
         for split in ask(task, "dataset", to=folder):
@@ -127,8 +120,7 @@ _BASES: Mapping[Kind, type[StandIn]] = {
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
-    """Ask `question` about the object that `one` replaces. A question is a key of
-    `testbed.user_code.inspection_process._QUESTIONS`.
+    """A question is a key of `testbed.user_code.inspection_process._QUESTIONS`.
 
     Raises ValueError if the user's class refuses, and BadInputError with the traceback if the user's
     code raises.
@@ -141,8 +133,7 @@ def ask(one: StandIn, question: str, **facts: Any) -> Any:
 
 
 def _ask(code: UserCode, question: str, kind: Kind, name: str, **facts: Any) -> Any:
-    """Ask `question` about a class. Raises ValueError if the class refuses, and RaisedError with the
-    traceback if its code raises."""
+    """Raises ValueError if the class refuses, and RaisedError with the traceback if its code raises."""
     request = {"question": question, "kind": kind, "name": name, **facts}
     return _inspector(code).ask(user_code.as_json_values(request))
 
@@ -154,11 +145,8 @@ def _inspector(code: UserCode) -> Inspector:
 
 @functools.lru_cache(maxsize=64)
 def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
-    """Return the stand-in for the class `name`.
-
-    Raises ValueError with a message that says what is wrong with the class, and RaisedError if the
-    import of the class raises an exception.
-    """
+    """Raises ValueError with a message that says what is wrong with the class, and RaisedError if the
+    import of the class raises an exception."""
     found = _ask(code, "class", kind, name)
     fields = []
     for parameter in found["parameters"]:
@@ -178,7 +166,7 @@ def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
 
 
 def _type(described: Any) -> Any:
-    """Return the type hint for a description made by `testbed.user_code.inspection_process`."""
+    """`described`: made by `testbed.user_code.inspection_process`."""
     match described:
         case str():
             return _TYPES[described]

@@ -1,12 +1,7 @@
 """Clusters that run the cells of a sweep (`testbed sweep --on`).
 
-    archive      a run directory as bytes
-    remote       runs a cell on a worker of a cluster
-    pool         the pool of a sweep: sends cells, and puts their results into the sweep's folder
-    dask, slurm  one `Cluster` each
-
-To add a kind of cluster, write a module with a class that implements `Cluster`, and add a row to
-CLUSTERS.
+`remote` runs a cell on a worker, `pool` sends cells and puts their results into the sweep's folder;
+`dask` and `slurm` have one `Cluster` each.
 """
 
 from __future__ import annotations
@@ -28,26 +23,25 @@ DEFAULT_RESULT = "256MiB"
 
 
 class Cluster(Protocol):
-    """Connection to a cluster. Its futures are those of `concurrent.futures`."""
+    """Futures are those of `concurrent.futures`."""
 
     def check(self, *, emulated: bool) -> None:
-        """Raise HostError if the workers have another version of the testbed or of Python than this
+        """Raises HostError if the workers have another version of the testbed or of Python than this
         machine. `emulated`: whether there are emulated cells. Raises BadInputError if there are, and
         there are workers, and none of them runs emulated cells."""
 
     def submit(self, job: bytes, *, emulated: bool) -> Future[bytes]:
-        """Run `remote.run` with `job` on a worker. The future's result is the answer of `remote.run`. If
-        a worker is lost, the job is repeated on another worker, a limited number of times."""
+        """The future's result is the answer of `remote.run`. If a worker is lost, the job is repeated on
+        another worker, a limited number of times."""
 
     def failure(self, error: BaseException) -> str | None:
-        """Return why the cell failed whose future has the exception `error`; None if the cluster itself
-        failed."""
+        """`error`: exception of a cell's future. None if the cluster itself failed."""
 
     def capacity(self) -> int:
-        """Return the number of jobs that keep all workers busy."""
+        """Number of jobs that keep all workers busy."""
 
     def idle_reason(self) -> str | None:
-        """Return why no job can run now; None if jobs can run."""
+        """None if jobs can run."""
 
     def close(self) -> None:
         """End all jobs of this sweep, wait for their end, and disconnect. Idempotent."""
@@ -55,12 +49,9 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClusterKind:
-    """Implementation of a kind of cluster: its module and class, and the package that it needs."""
-
     module: str
     class_name: str
-    """Class in `module` that implements `Cluster`. Its arguments are a Target, and a folder for files of
-    the cluster."""
+    """Class in `module`. Its arguments are a Target, and a folder for files of the cluster."""
     package: str
     """Optional package that `module` imports (agents/extras.py)."""
 
@@ -77,8 +68,6 @@ CLUSTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A cluster, as in `--on`."""
-
     text: str
     """Value of `--on`."""
     scheme: str
@@ -86,14 +75,13 @@ class Target:
     address: str
     """Text after `//`, without options; empty if there is none."""
     settings: dict[str, str]
-    """Options of the cluster, by name."""
     max_result: int
-    """Maximum size in bytes of the results of a cell that come back through the scheduler."""
+    """Bytes of the results of a cell that come back through the scheduler."""
 
 
 def parse(on: str) -> Target | None:
-    """Parse the value of `--on`, such as `dask://HOST:PORT?result=1GiB` or `slurm:partition=short`. None
-    for runs on this machine. Raises BadInputError, also if the cluster's package is not installed."""
+    """`dask://HOST:PORT?result=1GiB` or `slurm:partition=short`. None for runs on this machine. Raises
+    BadInputError, also if the cluster's package is not installed."""
     if on == LOCAL:
         return None
     scheme, _, rest = on.partition(":")
@@ -123,8 +111,7 @@ def parse(on: str) -> Target | None:
 
 
 def connect(target: Target, folder: Path) -> Cluster:
-    """Connect to a cluster. `folder`: existing folder for files of the cluster. Raises BadInputError,
-    HostError."""
+    """`folder`: existing folder for files of the cluster. Raises BadInputError, HostError."""
     kind = CLUSTERS[target.scheme]
     made: Cluster = getattr(importlib.import_module(kind.module), kind.class_name)(target, folder)
     return made

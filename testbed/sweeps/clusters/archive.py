@@ -13,12 +13,11 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class TooLargeError(Exception):
-    """The content of a folder or an archive is larger than allowed."""
+    pass
 
 
 def pack(folder: Path, most: int) -> bytes:
-    """Return the regular files in `folder` as a zip file. Raises TooLargeError if their content has more
-    than `most` bytes."""
+    """Return a zip file. Raises TooLargeError if the regular files have more than `most` bytes."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     _check(sum(path.stat().st_size for path in found), most)
     packed = io.BytesIO()
@@ -29,9 +28,8 @@ def pack(folder: Path, most: int) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path, most: int) -> None:
-    """Write the files of the zip file `packed` into `folder`. Raises TooLargeError if their content has
-    more than `most` bytes, and ValueError if `packed` is damaged or a file's name leads out of
-    `folder`."""
+    """Raises TooLargeError if the content has more than `most` bytes, and ValueError if `packed` is
+    damaged or a file's name leads out of `folder`."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             _check(sum(entry.file_size for entry in archive.infolist()), most)

@@ -22,7 +22,7 @@ _PORT = 8786
 """Port of a scheduler, if the address has none."""
 _CONNECT_SECONDS = 15
 _CLOSE_SECONDS = 75
-"""Maximum number of seconds to wait until the workers have ended their processes."""
+"""Seconds to wait until the workers have ended their processes."""
 _REFRESH_SECONDS = 2.0
 """Seconds between two requests for the number of workers."""
 _MIN_CAPACITY = 16
@@ -33,8 +33,6 @@ _ENGINE = "engine"
 
 
 class DaskCluster:
-    """Connection to a Dask scheduler."""
-
     def __init__(self, target: Target, folder: Path) -> None:
         if target.settings:
             raise BadInputError(f"--on {target.text}: {next(iter(target.settings))}: expected result")
@@ -114,13 +112,11 @@ class DaskCluster:
 
 
 def _describe(dask_worker: Worker) -> dict[str, Any]:
-    """Return facts about a worker."""
     engine = dask_worker.state.total_resources.get(_ENGINE, 0) >= 1
     return {"identity": remote.identity(), "engine": engine}
 
 
 def _run(job: bytes) -> bytes:
-    """Run a cell on this worker."""
     worker = get_worker()
     key = worker.get_current_task()
 
@@ -133,5 +129,4 @@ def _run(job: bytes) -> bytes:
 
 
 async def _close(sweep: str) -> None:
-    """End the processes of `sweep` on this worker, without blocking the worker."""
     await asyncio.to_thread(remote.close, sweep)

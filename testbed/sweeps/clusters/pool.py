@@ -27,17 +27,14 @@ from testbed.traits import is_simulated
 _FOLDER = ".cluster"
 """Folder in the sweep's folder, for the duration of a sweep."""
 _MOST_TEXT = 10_000
-"""Maximum number of characters of a text in an answer."""
+"""Characters of a text in an answer."""
 _OVERHEAD = 2**20
-"""Maximum number of bytes of an answer beside its files."""
+"""Bytes of an answer beside its files."""
 
 
 class ClusterPool:
-    """Context manager of the connection to a cluster.
-
-    At the end of the context, the cluster's jobs are ended. `folder`: the sweep's folder. `jobs`:
-    maximum number of cells that are submitted at a time; None for what the cluster can do.
-    """
+    """At the end of the context, the cluster's jobs are ended. `folder`: the sweep's folder. `jobs`:
+    maximum number of cells that are submitted at a time; None for what the cluster can do."""
 
     def __init__(self, target: Target, folder: Path, jobs: int | None) -> None:
         self._target = target
@@ -71,20 +68,19 @@ class ClusterPool:
         return capacity if self._jobs is None else min(self._jobs, capacity)
 
     def check(self, *, emulated: bool) -> None:
-        """Raise HostError or BadInputError if the workers cannot run the cells. `emulated`: whether
+        """Raises HostError or BadInputError if the workers cannot run the cells. `emulated`: whether
         there are emulated cells."""
         self._connected.check(emulated=emulated)
 
     def idle_reason(self) -> str | None:
-        """Return why no cell can run now; None if cells can run."""
+        """None if cells can run."""
         return self._connected.idle_reason()
 
     def submit(
         self, topology: Topology, directory: RunDirectory, options: Options
     ) -> Future[CellOutcome]:
-        """Run the cell in `directory`, which contains the cell's topology, on a worker. At the end, the
-        results are in `directory`. The future has an exception if the worker is not fit for the sweep,
-        or if the cluster failed."""
+        """`directory` contains the cell's topology, and at the end the results. The future has an
+        exception if the worker is not fit for the sweep, or if the cluster failed."""
         runtime = str(options.runtime)
         emulated = not is_simulated(runtime)
         job = remote.CellJob(
@@ -122,7 +118,7 @@ class ClusterPool:
             ended.set_exception(error)
 
     def _outcome(self, answered: Future[bytes], directory: RunDirectory) -> CellOutcome:
-        """Put the results into `directory`, and return the outcome. Raises HostError."""
+        """Put the results into `directory`. Raises HostError."""
         try:
             packed = answered.result()
         except CancelledError:
@@ -158,7 +154,7 @@ class ClusterPool:
             archive.unpack(answer.files, directory.path, self._target.max_result)
 
     def close(self) -> None:
-        """End all jobs of this sweep, and disconnect. Idempotent."""
+        """Idempotent."""
         if self._cluster is not None:
             self._cluster.close()
         self._placing.shutdown()
@@ -172,7 +168,7 @@ class ClusterPool:
 
 
 def _checked(outcome: CellOutcome) -> CellOutcome:
-    """Return `outcome` with texts that are safe to print. Raises ValueError for impossible figures."""
+    """Make texts safe to print. Raises ValueError for impossible figures."""
     for name, value, most in (
         ("seconds", outcome.seconds, sys.float_info.max),
         ("accuracy", outcome.accuracy or 0.0, 1.0),
@@ -183,7 +179,7 @@ def _checked(outcome: CellOutcome) -> CellOutcome:
 
 
 def _printable(value: Any) -> Any:
-    """Return a copy of `value` without control characters in its texts, except ends of lines."""
+    """Remove control characters from texts, except ends of lines."""
     match value:
         case str():
             return make_printable(value, _MOST_TEXT, keep="\n")

@@ -37,9 +37,9 @@ from testbed.sweeps.needed_files import NeededFile
 from testbed.sweeps.worker import REFUSED, CellOrder, CellOutcome, WorkerPool
 
 MAX_INPUTS = 64 * 2**20
-"""Maximum size in bytes of the topology and the user's own code, which are sent to a worker."""
+"""Bytes of the topology and the user's own code, which are sent to a worker."""
 _IDLE_SECONDS = 60.0
-"""Processes of a sweep are ended after this many seconds without a cell."""
+"""Seconds without a cell after which a sweep's processes are ended."""
 _LOCK_SECONDS = 1.0
 """Seconds between two attempts to get the host's lock for emulated cells."""
 _HOST_LOCK = "\0testbed emulated cell"
@@ -48,8 +48,6 @@ when its process ends."""
 
 
 class CellJob(msgspec.Struct, frozen=True):
-    """A cell to run."""
-
     identity: str
     """`identity` of the machine that runs the sweep."""
     sweep: str
@@ -58,26 +56,20 @@ class CellJob(msgspec.Struct, frozen=True):
     """Absolute path of a folder in the sweep's folder. A worker on which this folder exists writes the
     results into it."""
     run: str
-    """The run's id."""
     inputs: bytes
-    """The run directory with the topology, from `archive.pack`."""
+    """Run directory with the topology, from `archive.pack`."""
     runtime: str
-    """Name of the runtime."""
     emulated: bool
     """Whether the runtime emulates devices, so that a host can run only one cell at a time."""
     oversubscribe: bool
-    """Whether devices may request more CPU than the host has."""
     data_root: str | None
-    """Folder of the datasets on the machine that runs the sweep; None if there is none."""
+    """Folder on the machine that runs the sweep."""
     needed: tuple[NeededFile, ...]
-    """Files that the worker must have."""
     max_result: int
-    """Maximum size of the results in bytes, if the answer contains them."""
+    """Maximum bytes, if the answer contains the results."""
 
 
 class CellAnswer(msgspec.Struct, frozen=True):
-    """How the run of a cell ended."""
-
     outcome: dict[str, Any]
     """Fields of a CellOutcome."""
     place: str | None = None
@@ -89,8 +81,8 @@ class CellAnswer(msgspec.Struct, frozen=True):
 
 @functools.cache
 def identity() -> str:
-    """Return the versions that must be the same on all machines of a sweep: those of the testbed, its
-    source files, and Python."""
+    """Versions that must be the same on all machines of a sweep: those of the testbed, its source files,
+    and Python."""
     digest = hashlib.sha256()
     packages = Path(bundle.__file__).parent, bundle.AGENTS, bundle.ROOT / "analysis"
     for package in packages:
@@ -105,7 +97,7 @@ def identity() -> str:
 
 
 def mismatch(worker: str, other: str, mine: str) -> str:
-    """Return the message that `worker` has the identity `other`, and not `mine`."""
+    """`other`: identity of `worker`."""
     return f"{worker} has {other}, this machine has {mine}: install the same versions on both"
 
 
@@ -115,10 +107,10 @@ def run(
     scratch: Path | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> bytes:
-    """Run a cell in a process of its own. Return the CellAnswer.
+    """Run in a process of its own. Return the CellAnswer.
 
-    `worker`: name of this worker, for error messages. `scratch`: folder for temporary files; None for
-    the default folder. `is_cancelled`: function that returns whether nobody waits for the answer.
+    `worker`: for error messages. `scratch`: folder for temporary files. `is_cancelled`: returns whether
+    nobody waits for the answer.
     """
     # First, because another version may have other fields.
     theirs = str(msgspec.msgpack.decode(job).get("identity"))
@@ -148,7 +140,6 @@ def run(
 
 
 def failure(reason: str) -> bytes:
-    """Return the CellAnswer of a cell that failed."""
     return _answer(CellOutcome.failure(reason))
 
 
@@ -170,7 +161,7 @@ def _execute(order: CellJob, attempt: Path, is_cancelled: Callable[[], bool]) ->
 
 @contextmanager
 def _only_on_host(is_cancelled: Callable[[], bool]) -> Iterator[None]:
-    """Context in which no other worker of this host runs an emulated cell."""
+    """No other worker of this host runs an emulated cell in the meantime."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while not is_cancelled():
             try:
@@ -182,25 +173,21 @@ def _only_on_host(is_cancelled: Callable[[], bool]) -> Iterator[None]:
 
 
 class _SweepProcesses:
-    """Processes of one sweep on this worker."""
-
     def __init__(self, *, emulating: bool) -> None:
         self.pool = WorkerPool(0, emulating=emulating)
         self.running = 0
-        """Number of cells that are running."""
         self.used = time.monotonic()
-        """Monotonic time in seconds at which the last cell ended."""
+        """Monotonic time at which the last cell ended."""
 
 
 _guard = threading.Lock()
 _sweeps: dict[tuple[str, bool], _SweepProcesses] = {}
-"""Processes by the sweep's identifier, and whether they emulate."""
+"""By the sweep's identifier, and whether they emulate."""
 
 
 @contextmanager
 def _processes(sweep: str, *, emulating: bool) -> Iterator[WorkerPool]:
-    """Context with the processes of `sweep`. Processes that are idle afterwards are kept for the next
-    cell."""
+    """Processes that are idle afterwards are kept for the next cell."""
     key = sweep, emulating
     with _guard:
         mine = _sweeps.setdefault(key, _SweepProcesses(emulating=emulating))
@@ -226,7 +213,7 @@ def _close_idle(key: tuple[str, bool]) -> None:
 
 
 def close(sweep: str) -> None:
-    """End all processes of `sweep` on this worker, even while they run a cell."""
+    """Running cells are ended, too."""
     with _guard:
         ended = [_sweeps.pop(key) for key in [*_sweeps] if key[0] == sweep]
     for mine in ended:

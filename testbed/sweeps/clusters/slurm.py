@@ -26,25 +26,23 @@ from testbed.rundir.directory import last_log_lines
 from testbed.sweeps.clusters import Target, remote
 
 _CAPACITY = 256
-"""Maximum number of jobs that are submitted at a time by default."""
+"""Jobs that are submitted at a time by default."""
 _TRIES = 3
-"""Maximum number of jobs per cell, if jobs end without an answer."""
+"""Jobs per cell, if jobs end without an answer."""
 _TIME = "01:00:00"
 """Default time limit of a job."""
 _END_SECONDS = 60
 """Seconds before the time limit at which Slurm asks a job to end."""
 _POLL_SECONDS = 0.5
-"""Seconds between two looks for answers."""
 _QUEUE_SECONDS = 5.0
-"""Seconds between two calls of `squeue`."""
 _GRACE_SECONDS = 10.0
 """Seconds for which a job without an answer must be missing from the queue before it counts as lost. A
 shared file system may show its answer late."""
 _CLOSE_SECONDS = 90
-"""Maximum number of seconds to wait until cancelled jobs have ended."""
+"""Seconds to wait until cancelled jobs have ended."""
 _LOG_LINES = 8
 _MAX_ANSWER = 2**20
-"""Maximum size of an answer in bytes. The results are in the shared folder, not in the answer."""
+"""Bytes. The results are in the shared folder, not in the answer."""
 
 
 class LostJobError(Exception):
@@ -53,22 +51,19 @@ class LostJobError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _CellJobs:
-    """The jobs of one cell."""
-
     packed: bytes
     """Argument of `remote.run`."""
     emulated: bool
     answered: Future[bytes] = field(default_factory=Future)
     tries: int = 0
-    """Number of jobs so far."""
     id: str = ""
     """Id of the last job."""
     missing_since: float | None = None
-    """Monotonic time in seconds since when the last job is missing from the queue; None if it is not."""
+    """Monotonic time since when the last job is missing from the queue."""
 
 
 class SlurmCluster:
-    """Slurm, as `sbatch`, `squeue` and `scancel` on this machine reach it."""
+    """`sbatch`, `squeue` and `scancel` reach it from this machine."""
 
     def __init__(self, target: Target, folder: Path) -> None:
         self._target = target
@@ -130,7 +125,7 @@ class SlurmCluster:
             time.sleep(_POLL_SECONDS)
 
     def _start(self, one: _CellJobs) -> None:
-        """Submit a job. Raises BadInputError if Slurm rejects it."""
+        """Raises BadInputError if Slurm rejects the job."""
         one.tries += 1
         one.missing_since = None
         try:
@@ -141,8 +136,7 @@ class SlurmCluster:
         one.id = job.job_id
 
     def _watch(self) -> None:
-        """Watch the jobs until the cluster is closed. An error ends all of them: nobody would see their
-        answers."""
+        """An error ends all jobs: nobody would see their answers."""
         try:
             self._look_for_answers()
         except Exception as error:  # noqa: BLE001  (in a thread)
@@ -151,7 +145,6 @@ class SlurmCluster:
                     one.answered.set_exception(LostJobError(f"{type(error).__name__}: {error}"))
 
     def _look_for_answers(self) -> None:
-        """Look for answers and lost jobs until the cluster is closed."""
         asked = time.monotonic()
         while not self._closed.wait(_POLL_SECONDS):
             queued = None
@@ -165,8 +158,8 @@ class SlurmCluster:
                         self._jobs.remove(one)
 
     def _look(self, one: _CellJobs, queued: set[str] | None) -> bool:
-        """Look for the answer of a cell's job. Return whether the cell has ended. `queued`: ids of the
-        jobs that have not ended; None if unknown."""
+        """Return whether the cell has ended. `queued`: ids of the jobs that have not ended; None if
+        unknown."""
         path = _answer_path(self._folder, one.id)
         with suppress(FileNotFoundError):
             try:
@@ -195,7 +188,7 @@ class SlurmCluster:
         return True
 
     def _queued(self) -> set[str] | None:
-        """Return the ids of the sweep's jobs that have not ended; None if Slurm does not answer."""
+        """None if Slurm does not answer."""
         command = ["squeue", "--noheader", f"--name={self._name}", "--format=%i"]
         try:
             done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
