@@ -66,7 +66,7 @@ class DeviceEnergy:
         """Rounds whose update is not sent yet, by the update's sequence number."""
         self._training: _OpenRound | None = None
         """Round whose training is in progress."""
-        self._sampled: tuple[Nanoseconds, Femtojoules] = (0, 0)
+        self._sampled: tuple[Nanoseconds, Femtojoules] = (-1, 0)
         """Device time of the newest sample, and the consumption until then."""
 
     def advance(self, now: Nanoseconds) -> None:
@@ -242,6 +242,9 @@ class DeviceEnergy:
         """Whether the newest sample is at least `period` old."""
         return now >= self._sampled[0] + period
 
+    def is_sampled_at(self, now: Nanoseconds) -> bool:
+        return self._sampled[0] == now
+
 
 class FleetEnergy:
     """Energy of all devices of a run whose energy is counted.
@@ -275,7 +278,8 @@ class FleetEnergy:
     def sample_all(self, now: Nanoseconds) -> None:
         """Write a sample of each device."""
         for one in self.devices.values():
-            self.sample(one, now)
+            if not one.is_sampled_at(now):
+                self.sample(one, now)
 
     @property
     def switch_is_ahead(self) -> bool:

@@ -113,6 +113,23 @@ def test_run_without_energy_shows_none(directory: Path) -> None:
         assert CHARTS[name]([run]).is_bare
 
 
+def test_simulated_power_has_no_gaps_between_rare_samples(directory: Path) -> None:
+    """A device to which nothing happens has samples only at evaluations."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest.pop("monotonic_zero", None)
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    times = [*(0.1 * k for k in range(20)), 2.0, 2.0, 5.0, 9.0]
+    lines = [
+        {"device": "fast", "at": at, "energy": {"consumed": 3.0 * at, "transferred": 0.0, "power": 3.0}}
+        for at in times
+    ]
+    (directory / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chart = CHARTS["power-over-time"]([load(directory)])
+    (line,) = (layer.columns for layer in chart.layers if layer.mark == "line")
+    assert line["y"] == pytest.approx(np.full(len(line["y"]), 3.0))
+    assert line["x"].tolist() == [1.0, 3.0, 5.0, 7.0]
+
+
 def test_level_and_power_are_drawn_and_traced(run: Run) -> None:
     level = CHARTS["battery-over-time"]([run])
     assert [layer.name for layer in level.layers if layer.mark == "line"] == ["fast"]

@@ -61,3 +61,4 @@ def test_totals_are_those_of_the_tables(tmp_path: Path, seed: int) -> None:
     power_offs = run.scenario["action"] == "poweroff"
     assert (tally.power_offs, tally.devices["phone"].power_offs) == (power_offs.sum(),) * 2
     assert power_offs.any()
+    assert not run.energy.duplicated().any()
