@@ -25,7 +25,7 @@ _MAX_GAP = 3.0
 """Number of sampling periods without a sample after which a device counts as absent."""
 
 _Values = npt.NDArray[np.float64]
-_Figure = Callable[[pd.DataFrame, _Values, bool], _Values]
+_Figure = Callable[[pd.DataFrame, _Values, float], _Values]
 """Function that computes a figure from the samples of a device and a grid of n + 1 times in seconds. The
 function returns n values, one per step of the grid."""
 
@@ -78,9 +78,9 @@ def _chart(
         samples: pd.DataFrame = getattr(run, table)
         grid = _grid(samples["at"])
         # In virtual time a device without samples is not away: nothing has changed.
-        has_gaps = table == "telemetry" or "monotonic_zero" in run.manifest
+        max_gap = _MAX_GAP if table == "telemetry" or "monotonic_zero" in run.manifest else np.inf
         values = {
-            figure: {device: compute(own, grid, has_gaps) for device, own in _by_device(samples)}
+            figure: {device: compute(own, grid, max_gap) for device, own in _by_device(samples)}
             for figure, compute in figures.items()
         }
         for label, devices in _series(run, by_group=by_group):
@@ -150,7 +150,7 @@ def _rate(column: str, scale: float) -> _Figure:
     """Return a function that computes the growth of a counter per second, times `scale`. The counter
     restarts from 0 when the device restarts."""
 
-    def rate(samples: pd.DataFrame, grid: _Values, has_gaps: bool) -> _Values:
+    def rate(samples: pd.DataFrame, grid: _Values, max_gap: float) -> _Values:
         counter, at = _known(samples, column)
         if len(at) < 2 or len(grid) < 2:
             return np.full(max(0, len(grid) - 1), np.nan)
@@ -158,7 +158,7 @@ def _rate(column: str, scale: float) -> _Figure:
         grown = np.where(grown < 0, counter[1:], grown)
         total = np.interp(grid, at, np.append(0.0, np.cumsum(grown)))
         rates = scale * np.diff(total) / np.diff(grid)
-        return np.where(_present(at, grid, has_gaps), rates, np.nan)
+        return np.where(_present(at, grid, max_gap), rates, np.nan)
 
     return rate
 
@@ -166,12 +166,12 @@ def _rate(column: str, scale: float) -> _Figure:
 def _level(column: str, scale: float) -> _Figure:
     """Return a function that interpolates `column`, times `scale`."""
 
-    def level(samples: pd.DataFrame, grid: _Values, has_gaps: bool) -> _Values:
+    def level(samples: pd.DataFrame, grid: _Values, max_gap: float) -> _Values:
         values, at = _known(samples, column)
         if len(at) < 2 or len(grid) < 2:
             return np.full(max(0, len(grid) - 1), np.nan)
         middle = (grid[:-1] + grid[1:]) / 2
-        return np.where(_present(at, grid, has_gaps), scale * np.interp(middle, at, values), np.nan)
+        return np.where(_present(at, grid, max_gap), scale * np.interp(middle, at, values), np.nan)
 
     return level
 
@@ -182,14 +182,14 @@ def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
     return known[column].to_numpy(np.float64), known["at"].to_numpy(np.float64)
 
 
-def _present(at: _Values, grid: _Values, has_gaps: bool) -> npt.NDArray[np.bool_]:
+def _present(at: _Values, grid: _Values, max_gap: float) -> npt.NDArray[np.bool_]:
     """Return one value per step: whether the device was present in the middle of the step. A device
-    counts as present if the samples before and after the middle are at most `_MAX_GAP` sampling periods
+    counts as present if the samples before and after the middle are at most `max_gap` sampling periods
     apart."""
     middle = (grid[:-1] + grid[1:]) / 2
     periods = np.diff(at)
-    usual = np.median(periods[periods > 0]) if has_gaps and (periods > 0).any() else np.inf
-    long = np.concatenate([[True], periods > _MAX_GAP * usual, [True]])
+    usual = np.median(periods[periods > 0]) if (periods > 0).any() else np.inf
+    long = np.concatenate([[True], periods > max_gap * usual, [True]])
     edge = np.abs(middle - np.clip(middle, at[0], at[-1])) <= (grid[1:] - grid[:-1]) / 2
     inside = np.clip(np.searchsorted(at, middle), 1, len(at) - 1)
     return np.asarray(edge & ~long[inside])
