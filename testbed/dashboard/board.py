@@ -23,11 +23,9 @@ MAX_COLUMNS = 3
 """Maximum number of runs for which the page has one column per run. If there are more runs, the page
 shows only charts that contain all runs."""
 _LIVE_LANE_UPDATES = 10_000
-"""Maximum number of updates in the chart of device states (lanes) of a live run. Only the newest updates
-are shown, because this chart is computed and sent twice a second."""
+"""Maximum number of updates in the lanes of a live run: they are computed and sent twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
-"""Minimum time between two readings of the files. The time is longer if reading is slow, so that
-`_MAX_CPU_SHARE` and `_MAX_TIME_SHARE` are kept."""
+"""Minimum time between two readings of the files, longer if reading is slow (`_MAX_CPU_SHARE`)."""
 _MAX_CPU_SHARE = 1 / 3
 """Maximum share of a core that reading and computing may use."""
 _MAX_TIME_SHARE = 1 / 2
@@ -37,23 +35,18 @@ on a busy host."""
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart of the page."""
-
     name: str
-    """Name of the chart. It stays the same in all updates of the page."""
+    """Stays the same in all updates of the page."""
     column: int | None
-    """Number of the run's column, from 0; None if the chart contains all runs."""
+    """Number from 0; None if the chart contains all runs."""
     chart: Chart
 
     @property
     def shown(self) -> bool:
-        """Whether the chart has enough data to be shown."""
         return not self.chart.is_bare
 
 
 class Board:
-    """The charts and tables of a set of runs."""
-
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self.feeds = tuple(feeds)
         self.generation = -1
@@ -62,10 +55,9 @@ class Board:
         self.tables: tuple[DeviceTable, ...] = ()
         """Tables of the devices, one per column."""
         self.marks: tuple[ActionMarks, ...] = ()
-        """Marks of actions on the charts: one entry per column. If there are several runs, a last entry
-        has the marks on the charts that contain all runs."""
+        """One entry per column, and a last one for charts of all runs if there are several."""
         self.remarks: tuple[tuple[str, ...], ...] = ()
-        """Remarks that apply to several charts. There is one tuple of sentences per entry of `marks`."""
+        """Sentences that apply to several charts, per entry of `marks`."""
         self._due = 0.0
 
     @property
@@ -76,22 +68,20 @@ class Board:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Short distinct names of the runs."""
         return tuple(distinct(self.runs))
 
     @property
     def columns(self) -> range:
-        """Numbers of the columns of single runs; empty if there are too many runs."""
+        """Empty if there are too many runs."""
         return range(len(self.feeds) if len(self.feeds) <= MAX_COLUMNS else 0)
 
     @property
     def tasks(self) -> Mapping[str, Sequence[Run]]:
-        """Task -> runs of the task. Runs of different tasks cannot be compared."""
+        """Runs of different tasks cannot be compared."""
         return comparison.by_task(self.runs)
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Update the charts and tables if the files have changed. Do so only if the refresh interval has
-        passed, or if `at_once` is set."""
+        """Do nothing before the refresh interval has passed, unless `at_once`."""
         begin, spent = time.monotonic(), time.process_time()
         if begin < self._due and not at_once:
             return
@@ -143,8 +133,7 @@ class Board:
 
 
 def chart(name: str, feed: Feed, run: Run) -> Chart:
-    """Return the chart `name` of one run. If the chart leaves records out, it has a remark that says
-    so."""
+    """Has a remark if the chart leaves records out."""
     if name == "devices":
         chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])
         # No fixed start of the time axis: it would be set again in every update and undo the visitor's

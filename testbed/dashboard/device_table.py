@@ -18,11 +18,9 @@ from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS, requested_cpu
 from testbed.traits import is_simulated
 
 MAX_ROWS = 40
-"""Maximum number of devices for which the table shows every device. If there are more devices, the table
-shows the groups and `SOME_ROWS` devices."""
+"""Above this number of devices, the table shows the groups and `SOME_ROWS` devices."""
 SOME_ROWS = 15
-"""Number of devices that are shown if there are more than `MAX_ROWS`. The visitor chooses the order of
-the devices, and the first ones are shown."""
+"""These are the first ones in the order that the visitor chooses."""
 _STATE_SECONDS = 1.5
 """Maximum age of a state that is shown as the present one. Telemetry has one sample per second."""
 SORTS: Mapping[str, tuple[str, bool]] = {
@@ -50,8 +48,6 @@ def _shown() -> Mapping[str, DeviceFigure]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTable:
-    """Figures of all devices of a run."""
-
     devices: pd.DataFrame
     """One row per device, in the order of the plan, indexed by name: `group`, `state`, `updates`, mean
     `staleness` (versions), `share` of all updates (0 to 1), `asked` (requested) and `used` CPU (share of
@@ -59,13 +55,11 @@ class DeviceTable:
     (share of the link's rate that was carried while packets waited), `energy` consumed since the start
     of the run (J), `power` (W) and battery `level` (0 to 1). NaN if unknown."""
     live: bool
-    """Whether the run is live. In a live run, `used`, `up` and `down` are means over the last seconds,
-    and `memory` is the latest value. If the run has ended, `used`, `up` and `down` are means over the
-    run, and `memory` is the maximum."""
+    """If true, `used`, `up` and `down` are means over the last seconds, and `memory` is the latest
+    value; else means and maximum over the run."""
 
     @property
     def caption(self) -> str:
-        """Title of the table."""
         if self.devices["used"].isna().all():
             if self.devices["power"].isna().all():
                 return "Devices"
@@ -75,8 +69,7 @@ class DeviceTable:
 
 
 def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
-    """Return the table from the updates and telemetry in memory. `lanes` is the run's chart of device
-    states."""
+    """`lanes`: the run's chart of device states."""
     planned = run.devices.set_index(run.devices["device"].astype(str))
     updates = run.updates.groupby(run.updates["client"].astype(str))["staleness"]
     used = _used(run, CPU_WINDOW_SECONDS if live else np.inf)
@@ -125,8 +118,7 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
 
 
 def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
-    """Return the devices whose name, group or state contains the text `matching`. `sort`: order of the
-    rows, a key of `SORTS`. Devices whose figure is unknown come last."""
+    """`matching`: text in name, group or state. `sort`: key of `SORTS`; unknown figures come last."""
     pattern = matching.casefold().strip()
     if pattern:
         texts = devices.index + " " + devices["group"] + " " + devices["state"]
@@ -138,8 +130,8 @@ def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
 
 
 def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Return the table as text: headings, and rows of cells. Columns without any known value are left
-    out. `grouped`: whether `devices` has one row per group, as `groups` returns them."""
+    """Return headings and rows of cells, without columns in which nothing is known. `grouped`: whether
+    `devices` comes from `groups`."""
     shown = {
         **({} if grouped else {"device": [*devices.index]}),
         "group": [*(devices.index if grouped else devices["group"])],
@@ -160,8 +152,7 @@ def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], l
 
 
 def real_cells(manifest: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the measured figures of the real devices of a run as text: headings, and rows of cells.
-    No rows if all devices are emulated."""
+    """Return headings and rows of the measured figures of real devices; no rows if all are emulated."""
     found = manifest.get("real")
     figures = {} if not isinstance(found, dict) else found
     rows = []
@@ -201,9 +192,9 @@ def _text(value: float, form: str) -> str:
 
 
 def _used(run: Run, seconds: float) -> pd.DataFrame:
-    """Return a table with one row per device: the growth of the device's counters per second of device
-    time, over the last `seconds`. The counters are `cpu`, `sent`, `received`, and the bytes that links
-    carried and could have carried while packets waited."""
+    """Return one row per device: the growth per second of device time, over the last `seconds`, of
+    `cpu`, `sent`, `received`, and the bytes that links carried and could have carried while packets
+    waited."""
     carried = [f"{way}_{what}" for way in ("up", "down") for what in ("left", "allowed")]
     samples = run.telemetry[["device", "at", "cpu", "sent", "received", *carried]]
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]
@@ -215,8 +206,7 @@ def _used(run: Run, seconds: float) -> pd.DataFrame:
 
 
 def _energy(run: Run) -> pd.DataFrame:
-    """Return one row per device with its last sample of energy. `mean` is its mean power in watts over
-    the whole run."""
+    """`mean` is the mean power in watts over the whole run; all else is the last sample."""
     newest = run.energy.groupby(run.energy["device"].astype(str)).last()
     return newest.assign(mean=newest["consumed"] / newest["at"].where(newest["at"] > 0))
 
@@ -228,12 +218,9 @@ def _memory(run: Run, *, live: bool) -> pd.Series[float]:
 
 
 def _states(run: Run, lanes: Chart, devices: Sequence[str] | pd.Index) -> list[str]:
-    """Return the present state of each device, in the order of `devices`.
-
-    The activity of a device for an update is recorded only when the update is applied. Until then,
+    """The activity of a device for an update is recorded only when the update is applied. Until then,
     telemetry shows whether the device is working or waiting. In virtual time there is no telemetry:
-    every device that is neither offline, unpowered nor paused is shown as `online`.
-    """
+    every device that is neither offline, unpowered nor paused is shown as `online`."""
     (spans,) = (layer.columns for layer in lanes.layers if layer.mark == "spans")
     newest = spans["end"] >= run.duration - _STATE_SECONDS
     states = dict(zip(spans["device"][newest], spans["state"][newest], strict=True))

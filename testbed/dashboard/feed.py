@@ -1,5 +1,5 @@
-"""Reader of a run directory, also while the run writes to it. All visitors of the dashboard share one
-reader. Its memory is bounded."""
+"""Reader of a run directory while it grows, with bounded memory. All visitors of the dashboard share
+one."""
 
 from __future__ import annotations
 
@@ -15,35 +15,30 @@ from testbed.rundir.directory import RunDirectory
 _LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinished": 200_000,
            "status": 200_000, "note": 1_000, "action": 1_000_000,
            "energy": 50_000, "energy_sample": 50_000}  # fmt: skip
-"""Kind of record -> maximum number of rows in memory. All rows together need at most about 200 MB."""
+"""Maximum number of rows in memory, by kind of record. All need at most about 200 MB."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
-"""Kind of record -> maximum number of rows in memory for a live run. Fewer updates are kept, because the
-charts of a live run are computed twice a second."""
+"""Fewer updates, because the charts of a live run are computed twice a second."""
 _FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
 
 
 class Feed:
-    """The contents of a run directory."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: Run | None = None
-        """The run; None if the run has no plan yet or cannot be read."""
+        """None if the run has no plan yet or cannot be read."""
         self.error = ""
-        """Reason why the run cannot be read; empty if it can be read."""
+        """Why the run cannot be read; empty if it can be read."""
         self.updates = 0
-        """Number of updates applied so far, including updates that are no longer in memory."""
+        """Updates applied so far, including those that are no longer in memory."""
         self.samples = 0
-        """Number of telemetry samples so far, including samples that are no longer in memory."""
+        """Samples so far, including those that are no longer in memory."""
         self.live = False
-        """Whether the run is running."""
         self.generation = 0
-        """Number that grows whenever the contents change."""
+        """Grows whenever the contents change."""
         self._follower: Follower | None = None
         self._file_states: tuple[tuple[int, int] | None, ...] = ()
 
     def refresh(self) -> None:
-        """Read new records, if there are any."""
         states = tuple(_state(self.path / name) for name in _FILES)  # before reading, to miss no change
         live = is_live(self.path)
         if states == self._file_states and live == self.live:
@@ -61,12 +56,10 @@ class Feed:
 
     @property
     def held(self) -> int:
-        """Number of updates in memory."""
         return 0 if self.run is None else len(self.run.updates)
 
     @property
     def held_samples(self) -> int:
-        """Number of telemetry samples in memory."""
         return 0 if self.run is None else len(self.run.telemetry)
 
     def _read(self) -> None:
@@ -82,7 +75,7 @@ class Feed:
 
 
 def is_live(path: Path) -> bool:
-    """Whether the run has a live controller; False if its manifest cannot be read."""
+    """False if the manifest cannot be read."""
     try:
         return RunDirectory(path).controller() is not None
     except BadInputError:
@@ -90,7 +83,7 @@ def is_live(path: Path) -> bool:
 
 
 def _why_not_started(path: Path) -> str:
-    """Return the reason why a run ended before it had devices; empty if the run has not ended."""
+    """Empty if the run has not ended."""
     manifest = manifests.read(path / "manifest.json")
     if not manifest.get("controller") and not manifest.get("outcome"):
         return ""
@@ -99,7 +92,7 @@ def _why_not_started(path: Path) -> str:
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """Return size and modification time (ns) of a file; None if it does not exist."""
+    """Return size and modification time (ns); None if there is no such file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,7 @@
-"""The list of runs, and the first page of a set of runs. The first page shows names and main facts of
-the runs while the charts are prepared.
+"""The list of runs, and the first page of a set of runs, with their main facts.
 
-On a busy host it takes long to import Bokeh and pandas and to compute charts. This module needs neither
-Bokeh nor pandas nor charts, so `serving` shows these pages until the web server can take over.
+On a busy host it takes long to import Bokeh and pandas and to compute charts. This module needs none of
+them, so `serving` shows these pages until the web server can take over.
 """
 
 from __future__ import annotations
@@ -29,36 +28,31 @@ _NUMBERS = ("devices", "duration", "accuracy")
 _FACTS = ("duration", "accuracy", "devices", "task", "runtime", "started")
 _POLL_SECONDS = 0.05
 _REQUEST_TIMEOUT_SECONDS = 5.0
-"""Maximum number of seconds to wait for a request: browsers also open connections that they may need
-later."""
+"""Browsers also open connections that they may need later."""
 _RETRY_MS = 1000
-"""Milliseconds until the page asks again whether the web server is ready."""
 
 
 class VisibleRuns:
-    """The runs that visitors may see: the runs in `named`. If `named` is empty, visitors may see all
-    runs in the folder `runs`."""
+    """Runs in `named`; all in the folder `runs` if `named` is empty."""
 
     def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
         self._named = {directory.run: directory.path for directory in named}
         self.runs = runs
         self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
-        """Directory of a finished run -> modification time of the run's manifest, and row of the run in
-        the list. Rows are cached because browsers request the list every few seconds."""
+        """Modification time of the manifest, and row, of each finished run: browsers request the list
+        every few seconds."""
 
     def paths(self) -> list[Path]:
-        """Return the directories of all runs that visitors may see."""
         return [*self._named.values()] or [path.parent for path in self.runs.glob("*/manifest.json")]
 
     def path(self, run: str) -> Path | None:
-        """Return the directory of `run`; None if visitors may not see it."""
+        """None if visitors may not see it."""
         if self._named:
             return self._named.get(run)
         return {path.name: path for path in self.paths()}.get(run)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the list of runs. Live runs come first. Newer runs come before older
-        ones."""
+        """Live runs come first, then newer ones."""
         rows = [self._row(path) for path in self.paths()]
         rows.sort(key=lambda row: row["created"] or "", reverse=True)
         return sorted(rows, key=lambda row: row["outcome"] != "running")
@@ -78,7 +72,6 @@ class VisibleRuns:
 
 
 def list_page(visible: VisibleRuns) -> str:
-    """Return the list of runs as HTML."""
     return TEMPLATES.get_template("list.html").render(
         rows=[(row, text_row(row)) for row in visible.rows()],
         folder=visible.runs,
@@ -90,29 +83,26 @@ def list_page(visible: VisibleRuns) -> str:
 
 
 def _sorted_by(row: dict[str, Any], name: str) -> str:
-    """Return the value by which a browser sorts a cell; empty if the value is unknown."""
+    """Empty if the value is unknown."""
     value = row["created" if name == "started" else name]
     return "" if value is None else str(value)
 
 
 def variables(paths: Sequence[Path], theme: str | None, retry_ms: int = 0) -> dict[str, Any]:
-    """Return the variables of the template `wait.html` for the runs in `paths`. If `theme` is None, the
-    page asks the browser for its theme. The page repeats its request after `retry_ms` milliseconds."""
+    """For the template `wait.html`. If `theme` is None, the page asks the browser for its theme."""
     rows = [text_row(run_row(RunDirectory(path))) for path in paths]
     shown = [(row, [(name, row[name]) for name in _FACTS if row[name] != "–"]) for row in rows]
     return {"rows": shown, "theme": theme, "retry_ms": retry_ms, "unreadable": {}}
 
 
 def title(paths: Sequence[Path]) -> str:
-    """Return the title of the page of the runs in `paths`."""
     return f"{' '.join(path.name for path in paths)} · testbed"
 
 
 @contextmanager
 def served(listening: socket.socket, visible: VisibleRuns) -> Iterator[None]:
-    """Answer requests in threads until the context ends. Visitors get the list of runs, or the first
-    page of the runs that they request. The first page repeats its request until the web server has taken
-    over. `listening` stays open."""
+    """Answer in threads until the context ends: the list, or the first page of runs, which repeats its
+    request until the web server has taken over. `listening` stays open."""
     server = _FirstPageServer(listening, visible)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
     thread.start()
@@ -167,4 +157,4 @@ class _Handler(BaseHTTPRequestHandler):
         return TEMPLATES.get_template("wait.html").render(title=title(known), **values)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: stderr is the log of errors."""
+        """stderr is the log of errors."""

@@ -1,5 +1,3 @@
-"""Header of a run: name, progress and main figures, as HTML."""
-
 from __future__ import annotations
 
 from contextlib import suppress
@@ -17,12 +15,10 @@ from testbed.topology import StopSettings
 from testbed.traits import is_simulated
 
 _RATE_SECONDS = 10.0
-"""Length of the window for the update rate of a live run, in seconds."""
 
 
 def header(feed: Feed, name: str = "") -> str:
-    """Return the header of the run in `feed`. `name`: short name of the run; empty if the page shows
-    only one run."""
+    """`name`: short name of the run; empty if the page shows only one run."""
     run = feed.run
     if run is None:
         return escape(feed.error)
@@ -65,7 +61,7 @@ progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color
 
 
 class _Stop(NamedTuple):
-    """Stop conditions of a run, as `config.StopConditions`."""
+    """Stop conditions, as in `config.StopConditions`."""
 
     after: float | None = None
     updates: int | None = None
@@ -73,8 +69,7 @@ class _Stop(NamedTuple):
 
 
 def _stop(run: Run) -> _Stop:
-    """Return the stop conditions of the run. If the topology has another version and cannot be read, all
-    conditions are None."""
+    """All are None if the topology has another version and cannot be read."""
     with suppress(ValueError, TypeError):
         stop = StopSettings.model_validate(run.topology.get("stop")).build()
         return _Stop(stop.after, stop.updates, stop.target_accuracy)
@@ -93,8 +88,7 @@ def _updates(run: Run, count: int, stop: _Stop, *, running: bool) -> str:
 
 
 def _rate(run: Run, count: int, *, running: bool) -> float:
-    """Return the number of updates applied per second. For a live run, the number is the mean over the
-    last seconds. For an ended run, it is the mean over the whole run."""
+    """Return updates per second: over the last seconds if `running`, else over the whole run."""
     if not running:
         return count / run.duration if run.duration else 0.0
     window = min(_RATE_SECONDS, run.duration)
@@ -110,7 +104,7 @@ def _accuracy(accuracy: float, stop: _Stop) -> str:
 
 
 def _progress(run: Run, updates: int, stop: _Stop) -> str:
-    """Return a progress bar, as HTML; empty if the progress is unknown."""
+    """Return HTML; empty if the progress is unknown."""
     shares = [
         run.duration / stop.after if stop.after else nan,
         updates / stop.updates if stop.updates else nan,
@@ -123,7 +117,6 @@ def _progress(run: Run, updates: int, stop: _Stop) -> str:
 
 
 def _state(run: Run, feed: Feed) -> tuple[str, str]:
-    """Return the CSS class and the text of the run's state."""
     if feed.live and run.ended is None:
         return "live", "running"
     outcome: str = run.manifest.get("outcome") or (run.ended.reason if run.ended else "crashed")

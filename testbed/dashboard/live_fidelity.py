@@ -1,5 +1,4 @@
-"""Provisional fidelity of a live run: CPU shares and link rates of the devices compared with the
-requested ones."""
+"""Provisional fidelity of a live run."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from agents.device_actions import SetCpu, from_json
 from analysis.load import Run
 
 CPU_WINDOW_SECONDS = 10.0
-"""Length of the window over which CPU use is averaged, in seconds of device time."""
+"""Seconds of device time over which CPU use is averaged."""
 
 
 def provisional(run: Run) -> pd.DataFrame:
-    """Return a table like `Run.fidelity`. The figure `cpu` is the CPU share that a device used over the
-    last seconds. A waiting device uses less than its share. Rates come from the device's last probe."""
+    """Return a table like `Run.fidelity`. `cpu` is a mean over the last seconds, so less while a device
+    waits. Rates come from the last probe."""
     tables = [_table(run, "cpu", requested_cpu(run), _used(run))]
     devices: Mapping[str, Mapping[str, Any]] = run.manifest["devices"] if len(run.probes) else {}
     last = run.probes.groupby("device", observed=True)[["up", "down"]].last()
@@ -40,9 +39,7 @@ def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[fl
 
 
 def requested_cpu(run: Run) -> pd.Series[float]:
-    """Return the share of a core that was requested for each device. This is the share that the last
-    action on the device's CPU has set. If there was no action on the device's CPU, return the planned
-    share."""
+    """Share of a core that the last action on the CPU has set, else the planned one."""
     requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
     # Parse only actions on the CPU, because there may be very many on links.
     shares = run.scenario["details"].str.contains('"cpu"', regex=False)
@@ -54,8 +51,7 @@ def requested_cpu(run: Run) -> pd.Series[float]:
 
 
 def _used(run: Run) -> pd.Series[float]:
-    """Return the CPU share that each device used over the last seconds: CPU seconds per second of device
-    time."""
+    """CPU seconds per second of device time, over the last seconds."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
     dilation = run.manifest.get("dilation", 1.0)
     since = samples["monotonic"].max() - CPU_WINDOW_SECONDS * dilation

@@ -27,25 +27,19 @@ from testbed.dashboard.header import header
 from testbed.traits import is_simulated
 
 _REFRESH_INTERVAL_MS = 150
-"""Milliseconds between two checks whether the board has changed."""
 _MAX_WAIT_SECONDS = 10.0
-"""Maximum number of seconds to wait until the browser has drawn the last state. Its answer may be lost,
-and a page in a hidden tab is not drawn."""
+"""The browser's answer may be lost, and a page in a hidden tab is not drawn."""
 _DRAWN = "if (sent.active) requestAnimationFrame(() => setTimeout(() => { sent.active = false; }))"
 _RETRY_MS = 1000
-"""Milliseconds until the page asks again whether a run has a plan."""
 _FEW_DEVICES = 8
-"""Maximum number of devices for which the page has no controls. If there are more devices, the page has
-controls to find and sort devices."""
+"""Above this number, the page has controls to find and sort devices."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
-"""Number of columns -> characters per line of text in a chart."""
 
 _UNKNOWN = metrics.cost([], [])
 
 
 def fill(document: Document, board: Board, theme: Theme | None) -> None:
-    """Show `board` in `document`. If `theme` is None, the page asks the browser for its theme and
-    reloads."""
+    """If `theme` is None, the page asks the browser for its theme and reloads."""
     if theme is None:
         wait(document, board, theme)
         return
@@ -65,8 +59,7 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
 
 
 def wait(document: Document, board: Board, theme: Theme | None, retry_ms: int = 0) -> None:
-    """Show the first page, which repeats its request after `retry_ms` milliseconds. If a run of `board`
-    cannot be read, show the reason instead."""
+    """Show the first page, or the reason why a run cannot be read."""
     document.title = first_page.title([feed.path for feed in board.feeds])
     document.template = TEMPLATES.get_template("wait.html")
     known = first_page.variables([feed.path for feed in board.feeds], theme, retry_ms)
@@ -77,8 +70,6 @@ def wait(document: Document, board: Board, theme: Theme | None, retry_ms: int = 
 
 
 class _PageView:
-    """The contents of one visitor's document."""
-
     def __init__(self, document: Document, board: Board, theme: Theme) -> None:
         self._document = document
         self._board = board
@@ -119,8 +110,8 @@ class _PageView:
         )
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Show the newest state. If the browser has not drawn the last one yet, do so only if `at_once`
-        is set, or if that takes too long."""
+        """Unless `at_once`, wait until the browser has drawn the last state, at most
+        `_MAX_WAIT_SECONDS`."""
         self._board.refresh()
         now = time.monotonic()
         if self._sent.active and now < self._sent_at + _MAX_WAIT_SECONDS and not at_once:
@@ -133,7 +124,7 @@ class _PageView:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """Names of the runs; a single empty name if there is only one run."""
+        """A single empty name if there is only one run."""
         return self._board.names if len(self._board.feeds) > 1 else ("",)
 
     def _write(self) -> None:
@@ -157,7 +148,6 @@ class _PageView:
             self._tables[column].text = _table(table, feed, names[column], sort, matching)
 
     def _controls(self) -> None:
-        """Add the controls to sort and find devices, if there are many devices."""
         style = InlineStyleSheet(css=_widget_style(self._ink))
         have = frozenset[str]().union(*(figures.has(run.manifest) for run in self._board.runs))
         sorts: list[str | tuple[Any, str]] = [*device_table.sorts(have)]
@@ -190,8 +180,7 @@ class _PageView:
 
 
 def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
-    """Return the names of the charts that contain only one run. Each row has the charts of one kind, one
-    per run."""
+    """Return the names of the charts of one run: a row per kind, a name per run."""
     kinds: dict[str, list[str]] = {}
     for panel in panels:
         if panel.column is not None:
@@ -204,7 +193,7 @@ def _events(marks: ActionMarks, remarks: Sequence[str]) -> str:
 
 
 def _table(table: DeviceTable, feed: Feed, name: str, sort: str, matching: str) -> str:
-    """Return the table of devices as HTML. `name`: name of the run; empty if there is only one run."""
+    """Return HTML. `name`: name of the run; empty if there is only one run."""
     every = table.devices
     selected = device_table.select(every, sort, matching)
     many = len(every) > device_table.MAX_ROWS
@@ -237,8 +226,8 @@ def _table(table: DeviceTable, feed: Feed, name: str, sort: str, matching: str) 
 
 
 def _compared(board: Board) -> str:
-    """Return the comparison of runs as HTML: for each task, a table with the cost of a target accuracy.
-    If not all updates of a run are in memory, updates and bytes are left out."""
+    """Return HTML: for each task, what a target accuracy costs. Updates and bytes are left out if not
+    all of a run are in memory."""
     tasks, remarks = [], comparison.remarks(board.runs)
     if partial := any(feed.held < feed.updates for feed in board.feeds):
         remarks.append("There are too many updates to count them here: use testbed compare.")

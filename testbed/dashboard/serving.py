@@ -1,4 +1,4 @@
-"""Serving of the dashboard's page, in its own process, and of Prometheus metrics."""
+"""Processes of the dashboard's page, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     from testbed.run.options import Options
 
 _NICE = 10
-"""Niceness of the page's process: lower priority than a run in real time, but still some CPU on a busy
-host."""
+"""Below a run in real time, but with some CPU on a busy host."""
 _STOP_TIMEOUT_SECONDS = 30.0
-"""Maximum number of seconds that the page's process may take to show the end of the run."""
 
 
 def main(descriptor: str, runs: str, *named: str) -> None:
-    """Serve the runs in the directories `named` on the inherited socket `descriptor`. If no directory is
-    named, serve all runs in the folder `runs`. Entry point of `python -m testbed.dashboard.serving`."""
+    """Serve `named`, or the folder `runs`, on the inherited socket `descriptor`."""
     directories = [RunDirectory(Path(one)) for one in named]
     # The page must not disturb runs in real time. Virtual time cannot be disturbed.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in directories):
@@ -46,15 +43,15 @@ def main(descriptor: str, runs: str, *named: str) -> None:
 
 
 def lower_priority() -> None:
-    """Lower the CPU priority of this process and of its session. The kernel may divide CPU time among
-    sessions first (autogroup), and niceness only counts within a session."""
+    """The session's priority is lowered, too: the kernel may divide CPU time among sessions first (autogroup),
+    and niceness only counts within a session."""
     with suppress(OSError):
         os.nice(_NICE)
         Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 def check_ports(options: Options) -> None:
-    """Raise BadInputError if a port is in use. Call this before the run directory is created."""
+    """Raise BadInputError if a port is in use, before the run directory is created."""
     for port, option in ((options.dashboard, "--port"), (options.metrics, "--metrics-port")):
         if port:
             _listen(port, option).close()
@@ -64,8 +61,7 @@ def check_ports(options: Options) -> None:
 def serve_run(
     directory: RunDirectory, plan: Plan, options: Options, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Serve the page and the metrics that `options` ask for, until the context ends. Raises
-    BadInputError if a port is in use."""
+    """Raises BadInputError if a port is in use."""
     with ExitStack() as stack:
         if options.metrics is not None:
             from testbed.watching import prometheus
@@ -91,12 +87,10 @@ def serve_page(
     cpus: str = "",
     log: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve the page of the runs `named` until the context ends. If `named` is empty, the page shows all
-    runs in the folder `runs`.
+    """Serve the page of the runs `named`, or of all in the folder `runs` if it is empty.
 
-    The page has its own process, which has a lower priority than runs in real time. The page's process
-    always ends when this process ends, even if this process is killed. `cpus`: cpuset of the page's
-    process; empty for any CPU. `log`: file for the errors of the page's process; None for this process's
+    The page's process has a lower priority than runs in real time, and ends with this process, even if
+    that is killed. `cpus`: cpuset; empty for any CPU. `log`: file for errors; None for this process's
     stderr.
 
     Raises BadInputError if `port` is in use.
@@ -129,8 +123,8 @@ def serve_page(
 
 
 def _listen(port: int, option: str = "--port") -> socket.socket:
-    """Return a socket that listens on `port` of the loopback interface. If `port` is 0, the socket
-    listens on any free port. Raises BadInputError if the port is in use; the message names `option`."""
+    """Listen on the loopback interface, on any free port if `port` is 0. The BadInputError for a port in
+    use names `option`."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

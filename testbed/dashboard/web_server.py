@@ -41,20 +41,16 @@ from testbed.rundir.directory import RunDirectory
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Maximum number of lines of a log that are shown. They are the last lines of the log."""
+"""Last lines of a log that are shown."""
 _ANSWER_SECONDS = 0.05
-"""Seconds to wait before the charts of a new board are computed. During this time the server sends the
-first page."""
+"""Seconds before the charts of a new board are computed, in which the first page is sent."""
 _KEEP_SECONDS = 60.0
-"""Seconds for which a new board is kept after its charts were computed, so that its visitor can request
-the charts."""
+"""Seconds in which a visitor can request the charts of its new board after they were computed."""
 _FLUSH_SECONDS = 0.3
-"""Seconds between sending the final state and stopping the server, so that the sent data can arrive."""
+"""Seconds for the final state to arrive before the server stops."""
 
 
 class Site:
-    """The pages of the runs that visitors may see."""
-
     def __init__(self, visible: VisibleRuns) -> None:
         self.visible = visible
         # Weak references: a feed or board exists as long as a visitor has it open.
@@ -62,8 +58,7 @@ class Site:
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
 
     def board(self, paths: tuple[Path, ...]) -> Board:
-        """Return the board of the run directories `paths`. All visitors of the same runs get the same
-        board."""
+        """All visitors of the same runs get the same board."""
         board = self._boards.get(paths)
         if board is None:
             feeds = [self._feeds.get(path) or Feed(path) for path in paths]
@@ -72,12 +67,11 @@ class Site:
         return board
 
     def refresh(self) -> None:
-        """Update the boards of all visitors immediately."""
         for board in self._boards.values():
             board.refresh(at_once=True)
 
     def open(self, document: Document) -> None:
-        """Fill the document of a new visitor with the runs that the page's address names."""
+        """The page's address names the runs."""
         request = getattr(document.session_context, "request", None)
         query = request.arguments if request is not None else {}
         names = list(dict.fromkeys(name.decode(errors="replace") for name in query.get("run", ())))
@@ -96,14 +90,11 @@ class Site:
 
 
 def _prepare(board: Board) -> None:
-    """Compute the charts of a new board, and keep the board until its visitor requests the charts."""
     board.refresh()
     IOLoop.current().call_later(_KEEP_SECONDS, lambda kept: None, board)
 
 
 class _ListHandler(tornado.web.RequestHandler):
-    """Request handler of the list of runs."""
-
     def initialize(self, site: Site) -> None:
         self._site = site
 
@@ -112,8 +103,6 @@ class _ListHandler(tornado.web.RequestHandler):
 
 
 class _LogsHandler(tornado.web.RequestHandler):
-    """Request handler of the page with the log of one process of a run."""
-
     def initialize(self, site: Site) -> None:
         self._site = site
 
@@ -137,8 +126,8 @@ class _LogsHandler(tornado.web.RequestHandler):
 
 
 def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
-    """Return the processes that have a log, the process to show, and the log of this process. If
-    `component` is None, the first process with a non-empty log is shown."""
+    """Return the processes that have a log, the one to show, and its log. If `component` is None, show
+    the first non-empty log."""
     try:
         texts = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
     except (BadInputError, OSError) as error:
@@ -149,8 +138,8 @@ def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
 
 
 class _OwnRequests(Matcher):
-    """Matches requests that are sent to one of this server's own host names, and that no page of another
-    site has caused."""
+    """Matches requests to one of this server's own host names that no page of another site has
+    caused."""
 
     def __init__(self, hosts: OwnHosts) -> None:
         self._hosts = hosts
@@ -162,7 +151,7 @@ class _OwnRequests(Matcher):
 
 class _BrokenRequests(Matcher):
     """Matches requests that Bokeh's server would answer with a traceback in its log: a path with a NUL,
-    and a websocket without a valid token. `key`: key with which the server signs its tokens."""
+    and a websocket without a valid token."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -186,8 +175,8 @@ class _BrokenRequests(Matcher):
 
 
 def is_not_early_leave(record: logging.LogRecord) -> bool:
-    """Return False for the error that Bokeh's server logs if a visitor leaves before the page is ready.
-    The traceback would be misleading, because nothing is wrong."""
+    """False for the error that Bokeh's server logs if a visitor leaves before the page is ready: nothing
+    is wrong."""
     error = None if record.exc_info is None else record.exc_info[1]
     if not isinstance(error, AssertionError):
         return True
@@ -196,7 +185,7 @@ def is_not_early_leave(record: logging.LogRecord) -> bool:
 
 
 def serve(listening: socket.socket, site: Site) -> None:
-    """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
+    """Ends by SIGINT or SIGTERM."""
     silence(MISSING_RENDERERS, silence=True)  # charts without data are hidden
     logging.getLogger("tornado.application").addFilter(is_not_early_leave)
     logging.getLogger("bokeh.server.views.ws").setLevel(
@@ -235,7 +224,7 @@ def _refusal(status: int) -> tornado.web.Application:
 
 
 async def _end(server: BaseServer, site: Site) -> None:
-    """Show the final state to all visitors, and stop the server."""
+    """Visitors get the final state first."""
     site.refresh()
     for session in server.get_sessions():
         for callback in session.document.session_callbacks:

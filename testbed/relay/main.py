@@ -1,8 +1,7 @@
-"""The relay's process: `python -m testbed.relay.main CONFIG`. The process runs until it is ended from
-outside.
+"""The relay's process: `python -m testbed.relay.main CONFIG`. It runs until it is ended from outside.
 
-In a run with local processes, the relay takes the place of the router. It logs in at the broker under
-the router's name, and receives the orders that change links.
+In a run with local processes, the relay takes the place of the router: it has the router's login at the
+broker, and receives the orders that change links.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from testbed.relay.sockets import Lane, LinkLane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5
-"""Seconds between two records of the queues' use. The controller reads the records once per second."""
+"""Seconds between two records of the queues' use, which the controller reads once per second."""
 _USE_SECONDS = 1.0
 """Seconds between two reports of the segments' use."""
 LinkAction = SetLink | Disconnect | Reconnect
@@ -43,30 +42,21 @@ _LANES = (SegmentLane, UnshapedLane)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
-    """Configuration of the relay of one run."""
-
     run: str
-    """Id of the run."""
     broker: BrokerAccess
-    """Address of the broker, and the relay's login."""
     targets: tuple[int, ...]
-    """Ports on the broker's host that the devices reach through their links: the broker's, and that of
-    the server for measurements."""
+    """Ports on the broker's host: the broker's, and that of the server for measurements."""
     listeners: Mapping[str, tuple[int, ...]]
-    """Inherited file descriptors of each device's listening sockets, one per target."""
     links: Mapping[str, AccessLink]
-    """Link of each device, without its segments. Devices without a link of their own are left
-    out."""
+    """Links without their segments. Devices without a link of their own are left out."""
     segments: Sequence[Segment]
-    """Tree of the shared links, in host time except for their background traffic. A parent comes before
-    its children."""
+    """In host time except for their background traffic. A parent comes before its children."""
     attached: Mapping[str, str]
-    """Segment that each device is attached to. Devices without a segment are left out."""
+    """Devices without a segment are left out."""
     traffic: str
-    """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
-    `listeners`."""
+    """Path of the file with the counters (testbed.relay.traffic) of the devices in `listeners`."""
     probe: str
-    """Path of the file for the measured rates of the segments (NetworkProbe)."""
+    """Path of the file for the segments' measured rates (NetworkProbe)."""
     seed: int
     """Seed of the delays' jitter."""
     dilation: float = 1.0
@@ -74,7 +64,7 @@ class RelayConfig:
 
 
 class OwnLink:
-    """A device's own link, without the segments that the device may share with other devices."""
+    """A device's link, without its segments."""
 
     def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
@@ -88,7 +78,7 @@ class OwnLink:
         )
 
     def apply(self, action: LinkAction) -> None:
-        """Change the link. Called in the relay's thread."""
+        """Called in the relay's thread."""
         now = time.monotonic()
         if isinstance(action, SetLink):
             self.link = self.link.with_changes(action.changes)
@@ -106,7 +96,6 @@ class OwnLink:
 
 
 def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
-    """Return the shapes of the two directions of `link`: up and down."""
     up, down = (Shape(rate, link.rtt / 2, link.jitter) for rate in (link.up, link.down))
     return up, down
 
@@ -142,7 +131,7 @@ def main() -> None:
         connection.publish(names.telemetry(ROUTER), messages.encode(found))
 
     def apply(event: ReceivedMessage) -> None:
-        """Carry out an order, or report that the order is invalid. Called in paho's thread."""
+        """Called in paho's thread."""
         try:
             order = messages.decode(names, event.topic, event.payload)
             if isinstance(order, messages.NetworkStart):

@@ -1,8 +1,7 @@
-"""One direction of a shaped link. Items of payload enter the pipe, and leave when they are due. The
-module uses neither I/O nor a clock: the time is an argument.
+"""One direction of a shaped link, without I/O and clock: the time is an argument.
 
 As in the kernel, each item first waits in a queue for a token bucket, which counts bytes on the wire.
-Then the item is in flight for the link's delay. Items keep their order, and none is lost.
+Then it is in flight for the link's delay. Items keep their order, and none is lost.
 """
 
 from __future__ import annotations
@@ -20,102 +19,92 @@ from agents.wire.messages import QueueUse
 T = TypeVar("T")
 
 SEGMENT = 1448
-"""Length of the payload of a full packet in bytes."""
+"""Payload bytes of a full packet."""
 _HEADERS = 66
-"""Number of bytes that Ethernet, IP and TCP add to each packet."""
+"""Bytes that Ethernet, IP and TCP add to each packet."""
 _PACKET = SEGMENT + _HEADERS
 _QUEUE_SECONDS = 0.2
-"""Size of the queue, as seconds of traffic at the link's rate. The kernel's queue has the same size
-(agents.device.link)."""
+"""Seconds of traffic at the link's rate, as in the kernel's queue (agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
 MAX_PIECE_BYTES = 64 * 1024
-"""Maximum payload of an item in bytes, even on the fastest link."""
+"""Maximum payload of an item, even on the fastest link."""
 _MAX_BYTES = 64 * 2**20
-"""Maximum number of payload bytes in the pipe, bytes in flight included. This limit applies even if the
-link has no rate."""
+"""Maximum payload bytes in the pipe, in flight included, even without a rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Properties of one direction of a link."""
-
     rate: int | None = None
     """Rate on the wire, headers included, in bit/s; None if unlimited."""
     delay: float = 0.0
-    """Delay in seconds."""
+    """Seconds."""
     jitter: float = 0.0
-    """Jitter in seconds. The delay of each piece is uniformly distributed in delay ± jitter, but never
-    below 0."""
+    """Seconds. The delay of each item is uniform in delay ± jitter, but never below 0."""
 
 
 def largest_piece(rate: int | None) -> int:
-    """Return the maximum payload of an item in bytes on a link of `rate` bit/s; None for an unlimited
-    rate."""
+    """Return the maximum payload bytes of an item at `rate` bit/s."""
     if rate is None:
         return MAX_PIECE_BYTES
     return min(burst(rate) // _PACKET * SEGMENT, MAX_PIECE_BYTES)
 
 
 def on_wire(size: int) -> int:
-    """Return the number of bytes on the wire, with packet headers, for `size` bytes of TCP payload."""
+    """Return the bytes on the wire, with packet headers, of `size` bytes of TCP payload."""
     return size + _HEADERS * -(-size // SEGMENT)
 
 
 class _QueuedItem(NamedTuple, Generic[T]):
     item: T
     size: int
-    """Length of the payload in bytes."""
+    """Payload bytes."""
     at: float
-    """Time in seconds at which the item entered the queue. For an item in flight: time at which the item
-    is due."""
+    """Seconds at which the item entered the queue, or is due if it is in flight."""
 
 
 class LinkPipe(Generic[T]):
-    """Queue that delays items like one direction of a link with the properties `shape`.
+    """Queue that delays items like one direction of a link.
 
-    Each item has a payload size, which should not be larger than `piece`. `uniform` returns random
-    numbers in [0, 1). Times are seconds of a monotonic clock.
+    Payloads should not be larger than `piece`. `uniform` returns random numbers in [0, 1). Times are
+    seconds of a monotonic clock.
     """
 
     def __init__(
         self, shape: Shape, uniform: Callable[[], float], count: Callable[[int], None] | None = None
     ) -> None:
-        """`count`: called with the number of bytes on the wire of each item that passes the bucket; None
-        to count nothing."""
+        """`count`: called with the bytes on the wire of each item that passes the bucket."""
         self._shape = shape
         self._uniform = uniform
         self._count = count
         self._backlog = Backlog()
         self._passed = 0
-        """Total bytes on the wire that have passed the bucket."""
+        """Bytes on the wire that have passed the bucket."""
         self._waiting: deque[_QueuedItem[T]] = deque()
         self._queued = 0
-        """Number of bytes that the items in the queue take on the wire."""
+        """Bytes on the wire of the items in the queue."""
         self._held = 0
-        """Number of payload bytes in the pipe, bytes in flight included."""
+        """Payload bytes in the pipe, in flight included."""
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
-        """Reference time of the bucket in seconds. At time t, the bucket holds (t − `_empty_at`) · rate
-        / 8 bytes, but at most as many as the depth of the bucket."""
+        """At time t, the bucket holds (t − `_empty_at`) · rate / 8 bytes, but at most its depth."""
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")
-        """Due time in seconds of the item that passed the bucket last."""
+        """Due time of the item that passed the bucket last."""
 
     @property
     def rate(self) -> int | None:
-        """Rate in bit/s; None if unlimited."""
+        """bit/s; None if unlimited."""
         return self._shape.rate
 
     @property
     def piece(self) -> int:
-        """Maximum payload of an item, in bytes. A full token bucket has enough tokens for an item of
-        this size."""
+        """Maximum payload bytes of an item: a full bucket has enough tokens for it."""
         return largest_piece(self._shape.rate)
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender has to wait until the pipe has room or an outage ends."""
+        """True while the pipe has no room, or during an outage."""
         if not self._open:
             return True
         rate = self._shape.rate
@@ -126,18 +115,16 @@ class LinkPipe(Generic[T]):
 
     @property
     def use(self) -> QueueUse:
-        """Use of the queue so far, which is the traffic that passed while items were waiting."""
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
-        """Add an item of `size` bytes of payload. An item of size 0, such as a stream's end, takes
-        no bytes on the wire, but keeps its place in the order and has the link's delay."""
+        """An item of size 0, such as a stream's end, takes no bytes on the wire, but keeps its place and
+        has the link's delay."""
         self._waiting.append(_QueuedItem(item, size, now))
         self._queued += on_wire(size)
         self._held += size
 
     def pop_due(self, now: float) -> list[T]:
-        """Remove and return the items that are due by `now`, in order."""
         self._advance(now)
         found = []
         while self._open and self._under_way and self._under_way[0].at <= now:
@@ -147,8 +134,8 @@ class LinkPipe(Generic[T]):
         return found
 
     def next_due(self) -> float | None:
-        """Return the time of the next event; None if there is none. An event happens when an item is
-        due, or when an item passes the bucket and so makes room in the queue."""
+        """Time at which an item is due, or passes the bucket and so makes room; None if there is
+        none."""
         if not self._open:
             return None
         times = [self._under_way[0].at] if self._under_way else []
@@ -157,8 +144,7 @@ class LinkPipe(Generic[T]):
         return max(min(times), self._opened) if times else None
 
     def change(self, shape: Shape, now: float) -> None:
-        """Change the shape. Waiting items use the new rate. Items in flight are due at the same time as
-        before."""
+        """Waiting items use the new rate; items in flight are due as before."""
         self._advance(now)
         if shape.rate is not None:
             depth = float(burst(shape.rate))
@@ -171,19 +157,17 @@ class LinkPipe(Generic[T]):
         self._count_passed(now)
 
     def cut(self, now: float) -> None:
-        """Start an outage. Nothing passes, and items stay in the pipe."""
+        """Nothing passes, and items stay in the pipe."""
         self._advance(now)
         self._backlog.pause()
         self._open = False
 
     def mend(self, now: float) -> None:
-        """End an outage. Items that became due during the outage come out at once, as if they were
-        retransmitted."""
+        """Items that became due during the outage come out at once, as if retransmitted."""
         if not self._open:
             self._open, self._opened = True, now
 
     def _pass_time(self, first: _QueuedItem[T]) -> float:
-        """Return the time at which the first item of the queue passes the bucket."""
         earliest = max(first.at, self._opened)
         if self._shape.rate is None:
             return earliest
@@ -207,8 +191,8 @@ class LinkPipe(Generic[T]):
             self._count_passed(now)
 
     def _count_passed(self, now: float) -> None:
-        """Count the bytes that have passed. Nothing leaves the queue between two calls of `_advance`, so
-        an item that is waiting after one call waits until the next call."""
+        """Nothing leaves the queue between two calls of `_advance`, so an item that waits after one
+        waits until the next."""
         self._backlog.read(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)
 
     def _delay(self) -> float:

@@ -31,25 +31,25 @@ from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
 
 _TRANSFER_SECONDS = 1.0
-"""Seconds that a transfer at the requested rate takes."""
+"""Duration of a transfer at the requested rate."""
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
-"""Minimum and maximum size of a transfer in bytes. A smaller transfer would have too few packets to
-measure a rate, and a larger transfer would take too long for a start-up."""
+"""A smaller transfer has too few packets to measure a rate, a larger one takes too long for a
+start-up."""
 _BUFFER_SHARE, _USUAL_BUFFER = 8, 1 << 16
-"""A receive buffer holds this part of the transfer, if that is more than the usual size in bytes. At 100
-Mbit/s, a receiver may then be 40 ms late before the sender has to wait. A buffer for more than 200 ms of
-the rate would let the sender fill the link's queue until packets are lost."""
+"""A receive buffer holds this part of the transfer, if that is more than the usual size. At 100 Mbit/s,
+a receiver may then be 40 ms late before the sender has to wait. A buffer for more than 200 ms of the
+rate would let the sender fill the link's queue until packets are lost."""
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
-"""Number of bytes on the wire per byte of payload. The factor converts measured rates of payload."""
+"""Bytes on the wire per byte of payload."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
-"""Seconds, in addition to the link's delay, within which the next byte must arrive."""
+"""Seconds, beside the link's delay, within which the next byte must arrive."""
 
 
 def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
     """Measure the link `requested` through its `port` to the server of `probe_server`.
 
-    In the result, `rtt` is in seconds, `jitter` is the standard deviation of round trips in seconds, and
-    `up` and `down` are in bit/s on the wire. A rate is measured only if it is requested. Raises OSError.
+    In the result, `rtt` and `jitter` (standard deviation of round trips) are in seconds, `up` and `down`
+    in bit/s on the wire, and measured only if requested. Raises OSError.
     """
     count, interval = pace(requested, on_wire(1))
     trips = round_trips(host, port, count, interval, _SILENCE_TIMEOUT_SECONDS + requested.rtt)
@@ -62,8 +62,8 @@ def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
 
 
 def round_trips(host: str, port: int, count: int, interval: float, timeout: float) -> list[float]:
-    """Send `count` single bytes to the server, one every `interval` seconds. Return, for each byte, the
-    seconds until it came back. Raises OSError if no byte comes back for `timeout` seconds."""
+    """Send a byte every `interval` seconds; return the seconds until each came back. Raises OSError
+    after `timeout` seconds without a byte."""
     with _connect(host, port, "echo", timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _receive(sock, 1)
@@ -86,12 +86,11 @@ def round_trips(host: str, port: int, count: int, interval: float, timeout: floa
 
 
 def size(rate: int) -> int:
-    """Return the number of bytes to send to measure a link of `rate` bit/s."""
     return min(max(_MIN_BYTES, int(rate / 8 * _TRANSFER_SECONDS)), _MAX_BYTES)
 
 
 def upload(host: str, port: int, rate: int) -> float:
-    """Measure the rate of payload from here to the server, in bit/s. Raises OSError."""
+    """Return bit/s of payload from here to the server. Raises OSError."""
     with _connect(host, port, f"up {size(rate)}") as sock:
         sock.sendall(bytes(size(rate)))
         answer = sock.makefile("rb").readline()
@@ -101,14 +100,14 @@ def upload(host: str, port: int, rate: int) -> float:
 
 
 def download(host: str, port: int, rate: int) -> float:
-    """Measure the rate of payload from the server to here, in bit/s. Raises OSError."""
+    """Return bit/s of payload from the server to here. Raises OSError."""
     with _connect(host, port, f"down {size(rate)}") as sock:
         return _rate(*receive_timed(sock, size(rate)))
 
 
 def receive_timed(sock: socket.socket, count: int) -> tuple[int, float]:
-    """Receive `count` bytes. Return the number of bytes after the first arrival, and the seconds in
-    which they arrived. Raises ConnectionError if fewer bytes arrive."""
+    """Return the number of bytes after the first arrival, and the seconds in which they arrived. Raises
+    ConnectionError if fewer than `count` bytes arrive."""
     if (wanted := count // _BUFFER_SHARE) > _USUAL_BUFFER:
         socket_buffers.enlarge_receive_buffer(sock, wanted)
     room = bytearray(count)
@@ -122,8 +121,7 @@ def receive_timed(sock: socket.socket, count: int) -> tuple[int, float]:
 
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
-    """Start the measurement server, in threads that run until `shutdown`. `port`: 0 for any free
-    port."""
+    """Serve measurements in threads until `shutdown`. `port`: 0 for any free port."""
     server = _RelayProbeServer((host, port), _RelayProbeHandler)
     threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return server
@@ -131,7 +129,7 @@ def listen(host: str, port: int = 0) -> socketserver.TCPServer:
 
 @contextmanager
 def probe_server(host: str) -> Iterator[int]:
-    """Run the measurement server within the context; yield its port."""
+    """Yield the server's port."""
     with listen(host) as server:
         try:
             yield int(server.server_address[1])
@@ -185,17 +183,17 @@ def _connect(
 
 
 def _receive(sock: socket.socket, most: int) -> int:
-    """Wait for data; return the number of bytes. Raises ConnectionError at the stream's end."""
+    """Return the number of bytes that came. Raises ConnectionError at the stream's end."""
     if not (count := len(sock.recv(most))):
         raise ConnectionError("the link was closed")
     return count
 
 
 def _receive_all(sock: socket.socket, room: bytearray) -> tuple[int, Nanoseconds, Nanoseconds]:
-    """Wait for data, and read all that has arrived. Return the number of bytes, the time at which the
-    last of them arrived, and the present time, both by the real-time clock. The kernel merges packets
-    that wait, with the last packet's time, so the arrival time is right only if `room` has space for all
-    of them. Raises ConnectionError at the stream's end."""
+    """Read all that has arrived. Return the number of bytes, the time at which the last arrived, and the
+    present time, both by the real-time clock. The kernel merges packets that wait, with the last
+    packet's time, so the arrival time is right only if `room` has space for all. Raises ConnectionError
+    at the stream's end."""
     count, ancillary, _, _ = sock.recvmsg_into([room], packet_times.ANCILLARY_BYTES)
     if not count:
         raise ConnectionError("the link was closed")
@@ -203,5 +201,5 @@ def _receive_all(sock: socket.socket, room: bytearray) -> tuple[int, Nanoseconds
 
 
 def _rate(count: int, seconds: float) -> float:
-    """Return the rate in bit/s; 0 if all bytes were read at once, because the receiver was late."""
+    """In bit/s; 0 if all bytes were read at once, because the receiver was late."""
     return 8 * count / seconds if seconds > 0 else 0.0

@@ -1,7 +1,7 @@
 """Start of a run's relay: its listening sockets, its configuration, and the measurement of its links.
 
-The controller opens the sockets, and the relay inherits them. Therefore no process has to guess a port,
-or wait until a socket is open.
+The controller opens the sockets, and the relay inherits them. So no process has to guess a port, or wait
+until a socket is open.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from testbed.relay.main import RelayConfig
 from testbed.relay.traffic import Traffic
 
 _BROKER, _PROBES = range(2)
-"""Indices of the targets. They are also the indices of a device's listening sockets."""
+"""Indices of the targets and of a device's listening sockets."""
 _START_TIMEOUT_SECONDS = 60.0
-"""Seconds within which the relay must have measured the segments and be ready to serve. The timeout is
-longer than any round trip."""
+"""For the measurement of the segments. Longer than any round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +40,19 @@ class StartedRelay:
     """Ports of a started relay, and the measurements of its links."""
 
     ports: Mapping[str, int]
-    """Device -> port that leads to the broker through the device's link."""
+    """Device -> port that leads to the broker through its link."""
     probes: Sequence[LinkProbe | NetworkProbe]
-    """Measurements of the links and segments."""
     traffic: Traffic
-    """Counters of all traffic, including that of the measurements."""
+    """Includes the traffic of measurements."""
     measure: Callable[[Collection[str]], list[LinkProbe]]
-    """Function that measures the links of devices. Raises HostError."""
+    """Raises HostError."""
     close: Callable[[], None]
-    """Function that ends the server for measurements. Idempotent."""
+    """Ends the server for measurements. Idempotent."""
 
 
 def is_needed(spec: RunSpec) -> bool:
-    """Return whether any device has a link, gets a link later, loses its network, or needs energy for
-    the bytes that it transfers, which the relay counts."""
+    """True if a device has a link, gets one later, loses its network, or needs energy for bytes, which
+    the relay counts."""
     return (
         spec.plan.is_routed
         or any(one.energy is not None and one.energy.counts_bytes for one in spec.plan.devices)
@@ -66,12 +64,9 @@ def is_needed(spec: RunSpec) -> bool:
 def launch_relay(
     spec: RunSpec, broker: BrokerAccess, port: int, spawn: Callable[[Sequence[int]], None]
 ) -> StartedRelay:
-    """Start the relay, and measure the links.
-
-    `spawn`: function that starts the process. The function's argument is a sequence of file descriptors,
-    which the process inherits. `broker`: the relay's login. `port`: the broker's port for clients.
-    Raises OSError if no relay answers, and HostError if a link cannot be measured.
-    """
+    """`spawn`: starts a process that inherits these file descriptors. `broker`: the relay's login.
+    `port`: the broker's port for clients. Raises OSError if no relay answers, and HostError if a link
+    cannot be measured."""
     devices = spec.plan.emulated_devices
     host = broker.host
     with ExitStack() as serving, ExitStack() as opened:
@@ -115,14 +110,14 @@ def launch_relay(
 
 
 def _segment_rates(path: Path) -> NetworkProbe:
-    """Wait until the relay has measured the segments; return the rates. Raises OSError."""
+    """Wait for the relay's measurement. Raises OSError."""
     return msgspec.json.decode(retry(path.read_bytes, _START_TIMEOUT_SECONDS), type=NetworkProbe)
 
 
 def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """Measure the links of `devices` in parallel. Raises HostError."""
+    """Measure in parallel. Raises HostError."""
 
     def measure(device: PlannedDevice) -> LinkFigures:
         try:

@@ -31,32 +31,30 @@ from agents.wire.messages import NetworkProbe, NetworkUse, SegmentFigures, Segme
 from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
 
 Item = Callable[[], None]
-"""Function that is called when its bytes have passed the segments."""
+"""Called when its bytes have passed the segments."""
 _PACKET = on_wire(SEGMENT)
 _MEASURED_PIECES, _MIN_PIECE, _READ_SECONDS = 8, 64, 0.002
-"""Minimum number of pieces that pass a segment in a measurement, their minimum payload in bytes, and
-seconds between two readings."""
+"""Minimum number of pieces in a measurement, their minimum payload in bytes, and seconds between two
+readings."""
 
 
 @dataclass(slots=True)
 class _Queue:
-    """Queue of a device, or of background traffic."""
-
     name: str
-    """Name of the device; empty for background traffic."""
+    """Device; empty for background traffic."""
     path: tuple[str, ...]
-    """Names of the segments from the queue's own one to the root."""
+    """Segments from the queue's own one to the root."""
     is_first: bool = False
     """Whether items go before those of other queues."""
     items: deque[tuple[Item | None, int, float]] = field(default_factory=deque)
     """Items with their bytes on the wire, and the times at which they entered the queue."""
     waiting: int = 0
-    """Bytes on the wire of the items that wait."""
+    """Bytes on the wire."""
     sent: float = 0.0
-    """Bytes on the wire that the queue has sent. A queue that was empty catches up with the others, so
-    that it gains nothing from a pause."""
+    """Bytes on the wire. A queue that was empty catches up with the others, so that it gains nothing
+    from a pause."""
     last_due: float = -math.inf
-    """Time in seconds at which the queue's last item is due behind the segments."""
+    """Time at which the last item is due behind the segments."""
 
 
 class SegmentScheduler:
@@ -92,14 +90,13 @@ class SegmentScheduler:
         return tuple(one.name for one in path_of(segment, self.segments))
 
     def _path(self, queue: _Queue) -> Iterator[Segment]:
-        """Yield the segments that the queue passes, as they are now."""
         return (self.segments[name] for name in queue.path)
 
     def _is_cut(self, queue: _Queue) -> bool:
         return not self._cut.isdisjoint(queue.path)
 
     def rate(self, device: str) -> int | None:
-        """Return the lowest rate on the device's way in bit/s; None if it is not limited."""
+        """Lowest rate on the way in bit/s; None if unlimited."""
         return self._rate(self._queues[device])
 
     def _rate(self, queue: _Queue) -> int | None:
@@ -107,7 +104,7 @@ class SegmentScheduler:
         return min((rate for rate in rates if rate is not None), default=None)
 
     def is_full(self, device: str) -> bool:
-        """Whether the device has to wait until its queue has room, or until its segment is restored."""
+        """True also while the device's segment is cut."""
         queue = self._queues[device]
         return self._is_cut(queue) or queue.waiting >= self._limit(queue)
 
@@ -120,11 +117,11 @@ class SegmentScheduler:
         return min(limits)[1] if limits else 64 * MAX_PIECE_BYTES
 
     def put(self, device: str, item: Item, size: int, now: float) -> None:
-        """Add an item of `size` bytes of payload to the device's queue."""
+        """`size`: bytes of payload."""
         self._put(self._queues[device], item, on_wire(size), now)
 
     def put_unshaped(self, device: str, item: Item, now: float) -> None:
-        """Add an item that no rate holds up, only the segments' delays."""
+        """No rate holds the item up, only the segments' delays."""
         queue = self._queues[device]
         self._send_on(queue, item, now + sum(self._delay(one) for one in self._path(queue)))
 
@@ -137,21 +134,19 @@ class SegmentScheduler:
         queue.waiting += wire
 
     def stream(self, segment: str) -> _Queue:
-        """Return a new queue for background traffic of a given rate on `segment`."""
         return _Queue("", self._names(segment), is_first=True)
 
     def offer(self, queue: _Queue, wire: int, now: float) -> None:
-        """Add `wire` bytes of background traffic of a given rate. They are lost if the queue is full or
+        """Add `wire` bytes of background traffic of a given rate, which are lost if the queue is full or
         the segment is cut."""
         if not (self._is_cut(queue) or queue.waiting >= self._limit(queue)):
             self._put(queue, None, wire, now)
 
     def begin_transfer(self, segment: str, size: int, now: float) -> None:
-        """Begin a background transfer of `size` bytes of payload on `segment`."""
+        """Add a background transfer of `size` bytes of payload."""
         self._put(_Queue("", self._names(segment)), None, on_wire(size), now)
 
     def drop_background(self, segment: str) -> None:
-        """Remove the background traffic that waits on `segment`."""
         for queue in [*self._backlogged.values()]:
             if not queue.name and queue.path[0] == segment:
                 queue.items.clear()
@@ -159,17 +154,16 @@ class SegmentScheduler:
                 del self._backlogged[id(queue)]
 
     def add_sender(self, device: str) -> str:
-        """Add a queue beside that of `device`, for a measurement; return its name."""
+        """Add a queue beside the device's, for a measurement; return its name."""
         name = f"{device} measured"
         self._queues[name] = _Queue(device, self._queues[device].path)
         return name
 
     def remove_sender(self, name: str) -> None:
-        """Remove a queue of `add_sender`, with all that waits in it."""
+        """Items that wait in it are dropped."""
         self._backlogged.pop(id(self._queues.pop(name)), None)
 
     def advance(self, now: float) -> None:
-        """Let all items pass that may have passed by `now`."""
         while True:
             ready = [(self._pass_time(queue), queue) for queue in self._backlogged.values()]
             first = min((at for at, _ in ready), default=math.inf)
@@ -209,12 +203,11 @@ class SegmentScheduler:
         return max(0.0, segment.rtt / 2 + segment.jitter * (2 * self._uniform() - 1))
 
     def _send_on(self, queue: _Queue, item: Item, due: float) -> None:
-        """Have `item` arrive at the time `due`, but not before an earlier item of the queue."""
+        """Deliver at `due`, but not before an earlier item of the queue."""
         queue.last_due = max(queue.last_due, due)
         heapq.heappush(self._under_way, (queue.last_due, next(self._numbers), item))
 
     def change(self, segment: Segment, now: float) -> None:
-        """Give the segment of this name new figures."""
         self.advance(now)
         name, before = segment.name, self.segments[segment.name].rate(self._way)
         self.segments[name] = segment
@@ -225,19 +218,17 @@ class SegmentScheduler:
             self._empty_at[name] = now - 8 * held / rate
 
     def cut(self, segment: str, now: float) -> None:
-        """Let nothing pass the segment; what is in flight arrives."""
+        """Items in flight arrive."""
         self.advance(now)
         self._cut.add(segment)
 
     def restore(self, segment: str, now: float) -> None:
-        """Let items pass the segment again."""
         self.advance(now)
         self._cut.discard(segment)
         for name in self._empty_at:
             self._empty_at[name] = max(self._empty_at[name], now)
 
     def pop_due(self, now: float) -> list[Item]:
-        """Remove and return the items that are due by `now`, in order."""
         self.advance(now)
         found = []
         while self._under_way and self._under_way[0][0] <= now:
@@ -245,7 +236,6 @@ class SegmentScheduler:
         return found
 
     def next_due(self) -> float | None:
-        """Return the time of the next event; None if there is none."""
         times = [self._pass_time(queue) for queue in self._backlogged.values()]
         if self._under_way:
             times.append(self._under_way[0][0])
@@ -267,30 +257,28 @@ class SegmentLane:
 
     @property
     def piece(self) -> int:
-        """Maximum payload of an item, in bytes."""
         return largest_piece(self.rate)
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender has to wait until there is room or the segment is restored."""
+        """True also while a segment is cut."""
         return self._shared.scheduler.is_full(self._device)
 
     def put(self, item: Item, size: int, now: float) -> None:
-        """Add an item of `size` bytes of payload."""
+        """`size`: bytes of payload."""
         self._shared.scheduler.put(self._device, item, size, now)
 
     def advance(self) -> None:
-        """Call the items that are due, and schedule the next one."""
         self._shared.advance()
 
     async def wait_for_room(self) -> None:
-        """Wait until something has changed. The caller has to check again."""
+        """Wait until something has changed; the caller has to check again."""
         await self._shared.changed.wait()
 
 
 class UnshapedLane(SegmentLane):
-    """A device's way through its segments for the measurement of its own link before the run clock
-    starts: only the segments' delays hold it up, so that all devices can measure at the same time."""
+    """Way for the measurement of the device's own link before the run clock starts: only the segments'
+    delays hold it up, so that all devices can measure at the same time."""
 
     rate = None
     is_full = False
@@ -300,8 +288,6 @@ class UnshapedLane(SegmentLane):
 
 
 class _SegmentLoop:
-    """One direction of the segments in the event loop."""
-
     def __init__(self, scheduler: SegmentScheduler) -> None:
         self.scheduler = scheduler
         self.changed = asyncio.Event()
@@ -319,7 +305,7 @@ class _SegmentLoop:
 
 
 class SharedSegments:
-    """The segments of a run. All methods are called in the relay's thread."""
+    """All methods are called in the relay's thread."""
 
     def __init__(
         self, segments: Sequence[Segment], attached: Mapping[str, str], seed: int, dilation: float
@@ -342,21 +328,19 @@ class SharedSegments:
         self._counted: dict[tuple[Way, str], Counter[str]] = {}
         self._counted_at = time.monotonic()
         self._off: set[str] = set()
-        """Segments whose background traffic is switched off."""
         self._is_measuring = False
 
     @property
     def segments(self) -> Mapping[str, Segment]:
-        """The segments as they are now, by name."""
         return self._directions["up"].scheduler.segments
 
     def lane(self, device: str, way: Way, kind: type[SegmentLane] = SegmentLane) -> list[SegmentLane]:
-        """Return the lanes of the device's segments: one, or none if it shares no segment."""
+        """One lane, or none if the device shares no segment."""
         return [kind(self._directions[way], device)] if device in self._attached else []
 
     async def measure(self, names: Collection[str]) -> NetworkProbe:
-        """Measure the rate of each segment of `names` in each direction: with one device alone, and with
-        all its devices at once. Nothing else may send much meanwhile."""
+        """Measure each segment in each direction, with one device alone, and with all at once. Nothing
+        else may send much meanwhile."""
         self._is_measuring = True
         found = await asyncio.gather(*(self._measure(names, way) for way in WAYS))
         self._is_measuring = False
@@ -378,7 +362,7 @@ class SharedSegments:
         return found
 
     async def _fill(self, probe: SegmentProbe[str], load: Mapping[str, float]) -> float:
-        """Return the measured rate in bit/s of the segment while the devices in `load` send."""
+        """Return the rate in bit/s while the devices in `load` send."""
         direction = self._directions[probe.way]
         senders = [direction.scheduler.add_sender(device) for device in load]
         lanes = [SegmentLane(direction, sender) for sender in senders]
@@ -406,31 +390,27 @@ class SharedSegments:
         return 8 * (after - before) / (last - begin)
 
     def change(self, segment: Segment) -> None:
-        """Give the segment of this name new figures."""
         for one in self._directions.values():
             one.scheduler.change(segment, time.monotonic())
             one.advance()
 
     def cut(self, segment: str) -> None:
-        """Let nothing pass the segment."""
         for one in self._directions.values():
             one.scheduler.cut(segment, time.monotonic())
 
     def restore(self, segment: str) -> None:
-        """Let traffic pass the segment again."""
         for one in self._directions.values():
             one.scheduler.restore(segment, time.monotonic())
             one.advance()
 
     def switch_background(self, segment: str, *, on: bool) -> None:
-        """Switch the background traffic of the segment on or off."""
         (self._off.discard if on else self._off.add)(segment)
         if not on:
             for one in self._directions.values():
                 one.scheduler.drop_background(segment)
 
     def start(self, run_time: float) -> None:
-        """Begin the background traffic. `run_time`: device time now, in seconds."""
+        """`run_time`: device time now, in seconds."""
         now = time.monotonic()
         for segment in self.segments.values():
             for one in segment.background:
@@ -456,8 +436,7 @@ class SharedSegments:
         planned: RateSchedule | TransferSchedule,
         send: Callable[[int, float], None],
     ) -> None:
-        """Send what is due now, and plan the next time. `send`: called with a size in bytes and the
-        time."""
+        """Send what is due, and plan the next time. `send`: called with bytes and time."""
         now = time.monotonic()
         sizes = planned.take(now)
         if sizes and segment not in self._off:
@@ -469,8 +448,7 @@ class SharedSegments:
             asyncio.get_running_loop().call_at(planned.next, again)
 
     def use(self) -> NetworkUse | None:
-        """Return the use of the segments since the last call; None if nothing has passed, or if they are
-        being measured."""
+        """Since the last call; None if nothing has passed, or during a measurement."""
         if self._is_measuring:
             return None
         now, found = time.monotonic(), []
@@ -486,7 +464,7 @@ class SharedSegments:
 
 
 async def _send(lane: SegmentLane, size: int) -> NoReturn:
-    """Send pieces of `size` bytes through `lane`, as fast as it has room."""
+    """Send pieces of `size` bytes as fast as there is room."""
     while True:
         while lane.is_full:
             await lane.wait_for_room()
@@ -495,5 +473,4 @@ async def _send(lane: SegmentLane, size: int) -> NoReturn:
         await asyncio.sleep(0)
 
 
-def _ignore() -> None:
-    """Ignore the arrival of a measurement's bytes."""
+def _ignore() -> None: ...

@@ -1,8 +1,7 @@
-"""The relay's sockets: the connections of each device. Each direction of a connection goes through the
-pipes of its route.
+"""Connections of each device; each direction of a connection goes through the pipes of its route.
 
-The relay has one thread and uses only loopback. The relay reads only a little more than a pipe has room
-for. The relay's memory is therefore bounded, and the sender is slowed down to the link's rate.
+The relay has one thread and uses only loopback. It reads only a little more than a pipe has room for, so
+its memory is bounded, and the sender is slowed down to the link's rate.
 """
 
 from __future__ import annotations
@@ -20,25 +19,18 @@ from typing import Any, Protocol, TypeVar
 from testbed.relay.pipe import LinkPipe, Shape
 
 _MAX_BACKLOG_BYTES = 256 * 1024
-"""Maximum number of bytes that wait in this process for a receiver that does not read. Bytes in the
-kernel's buffers are not counted."""
+"""Maximum bytes in this process for a receiver that does not read, beside the kernel's buffers."""
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
-"""Minimum and maximum size of the kernel's receive buffers in bytes. Between these bounds, a buffer
-holds one second of traffic at the link's rate.
-
-The sender counts bytes in these buffers as delivered. With larger buffers, a slow transfer would seem to
-make no progress.
-"""
+"""Bounds of the kernel's receive buffers, which hold one second of traffic. The sender counts bytes in
+them as delivered: with larger ones, a slow transfer would seem to make no progress."""
 _READ_AHEAD_BYTES = 4 * 1024
-"""Read limit of asyncio, in bytes. If asyncio's own buffer has more than twice this number of bytes, the
-relay stops reading."""
+"""Read limit of asyncio: above twice this number of bytes in asyncio's own buffer, the relay stops
+reading."""
 _CONNECT_TIMEOUT_SECONDS = 1.0
 Result = TypeVar("Result")
 
 
 class Lane(Protocol):
-    """Part of the way of a connection's bytes in one direction."""
-
     @property
     def rate(self) -> int | None: ...
 
@@ -56,11 +48,8 @@ class Lane(Protocol):
 
 
 class LinkLane(LinkPipe[Callable[[], None]]):
-    """One direction of a link, shared by all connections that use the link. Its items are functions,
-    which are called when they are due.
-
-    Used only in the relay's thread.
-    """
+    """One direction of a link, shared by all its connections, in the relay's thread. Items are
+    functions, called when they are due."""
 
     def __init__(
         self, shape: Shape, uniform: Callable[[], float], count: Callable[[int], None] | None = None
@@ -70,8 +59,7 @@ class LinkLane(LinkPipe[Callable[[], None]]):
         self._room = asyncio.Event()
 
     def advance(self) -> None:
-        """Call the items that are due, and schedule the next one. Call this method after each change of
-        the pipe."""
+        """Deliver what is due, and plan the next time. Call this after each change of the pipe."""
         if self._timer is not None:
             self._timer.cancel()
         for deliver in self.pop_due(time.monotonic()):
@@ -84,20 +72,18 @@ class LinkLane(LinkPipe[Callable[[], None]]):
             self._room.clear()
 
     async def wait_for_room(self) -> None:
-        """Wait until the pipe has room. The caller has to check again, because another waiter may have
-        filled the pipe first."""
+        """The caller has to check again: another waiter may have filled the pipe first."""
         await self._room.wait()
 
 
 class Relay:
-    """Transfer of bytes between sockets, through the lanes of links. `serve` runs in one thread. The
-    other methods may be called from any thread."""
+    """`serve` runs in one thread; the other methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
         self._connections: set[asyncio.Task[None]] = set()
-        """Tasks of the open connections. They are stored here because asyncio holds only a weak
-        reference to a task after the device has closed its end of the connection."""
+        """Kept because asyncio holds only a weak reference to a task after the device has closed its
+        end."""
 
     def listen(
         self,
@@ -106,10 +92,8 @@ class Relay:
         up: Sequence[Lane],
         down: Sequence[Lane],
     ) -> None:
-        """Accept connections on `listener`, and connect each of them with `target`.
-
-        Each direction of a connection passes its lanes one after the other.
-        """
+        """Connect those who come to `listener` with `target`. Bytes pass the lanes one after the
+        other."""
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _buffer(up))
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,11 +105,10 @@ class Relay:
         asyncio.run_coroutine_threadsafe(server, self._loop)
 
     def submit(self, change: Callable[[], None]) -> None:
-        """Call `change` between two packets, in the relay's thread. `change` may change lanes."""
+        """Call `change`, which may change lanes, in the relay's thread between two packets."""
         self._loop.call_soon_threadsafe(change)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in the relay's thread while it serves."""
         done = asyncio.run_coroutine_threadsafe(work, self._loop)
         done.add_done_callback(lambda ended: self.submit(lambda: ended.result()))
 
@@ -142,8 +125,7 @@ class Relay:
         self._loop.set_exception_handler(handle)
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` every `seconds` seconds, in the relay's thread. The calls take place between two
-        packets."""
+        """Call it in the relay's thread, between two packets."""
 
         def again() -> None:
             call()
@@ -152,17 +134,15 @@ class Relay:
         self._loop.call_soon_threadsafe(again)
 
     def complete(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in the relay's thread before it serves; return its result."""
+        """Run `work` in the relay's thread before it serves."""
         return self._loop.run_until_complete(work)
 
     def serve(self) -> None:
-        """Serve until the process ends."""
         self._loop.run_forever()
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """Selector that waits with `select`, which is precise to microseconds. epoll is precise only to
-    milliseconds."""
+    """`select` is precise to microseconds, epoll only to milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         select.select([self.fileno()], [], [], timeout)
@@ -176,7 +156,6 @@ async def _accept(
     device_reader: asyncio.StreamReader,
     device_writer: asyncio.StreamWriter,
 ) -> None:
-    """Serve a new connection of a device until the connection ends."""
     try:
         reader, writer = await _connect(target, _buffer(down))
     except OSError:
@@ -190,7 +169,7 @@ async def _accept(
 
 
 def _buffer(route: Sequence[Lane]) -> int:
-    """Return the size, in bytes, of the kernel's receive buffer in front of `route`."""
+    """Bytes of the kernel's receive buffer in front of `route`."""
     second = min((lane.rate / 8 for lane in route if lane.rate is not None), default=_MAX_BUFFER_BYTES)
     return max(_MIN_BUFFER_BYTES, min(round(second), _MAX_BUFFER_BYTES))
 
@@ -198,7 +177,7 @@ def _buffer(route: Sequence[Lane]) -> int:
 async def _connect(
     target: tuple[str, int], buffer: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to `target`. Raises OSError."""
+    """Raises OSError."""
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -217,8 +196,7 @@ async def _move(
     route: Sequence[Lane],
     source: socket.socket,
 ) -> None:
-    """Move the data of one direction of a connection from `source` through `route`. Return when the end
-    of the data has been delivered."""
+    """Return when the end of the data has been delivered."""
     writer.transport.set_write_buffer_limits(_MAX_BACKLOG_BYTES)
     ended = asyncio.Event()
 
@@ -249,8 +227,7 @@ async def _move(
 
 
 def _pass(data: bytes, route: Sequence[Lane], deliver: Callable[[bytes], None]) -> None:
-    """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data means that the stream has
-    ended."""
+    """Empty data means that the stream has ended."""
     if route:
         first, *others = route
         first.put(partial(_pass, data, others, deliver), len(data), time.monotonic())

@@ -1,6 +1,5 @@
-"""Counters of each device's traffic and queues. The relay writes the counters, and the controller reads
-them. Both processes map the same file. Counting costs the relay one addition, and reading costs the
-relay nothing."""
+"""Counters of each device's traffic and queues, in a file that the relay and the controller map.
+Counting costs the relay one addition, reading costs it nothing."""
 
 from __future__ import annotations
 
@@ -15,19 +14,16 @@ _COUNTER_BYTES = 8
 COUNTED = ("sent", "received")
 _QUEUES = ("uplink", "downlink")
 _COUNTERS = len(COUNTED) + 3 * len(_QUEUES)
-"""Number of counters per device. In the file, bytes sent and received come first. Then the fields of
-QueueUse follow for each queue, with the time in µs."""
+"""Per device: bytes sent and received, then the fields of QueueUse for each queue, with the time in
+µs."""
 
 
 class Traffic:
-    """Number of bytes on the wire of each device since the relay's start, and the use of the device's
-    queues."""
+    """Bytes on the wire of each device since the relay's start, and the use of its queues."""
 
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
-        """Map the file `path`; create it if it is missing.
-
-        Every process that maps the file must pass the same `devices` in the same order.
-        """
+        """Create the file if it is missing. Every process must pass the same `devices` in the same
+        order."""
         self._places = {name: _COUNTERS * number for number, name in enumerate(devices)}
         size = _COUNTER_BYTES * _COUNTERS * len(self._places)
         with path.open("ab+") as file:
@@ -35,7 +31,7 @@ class Traffic:
             self._counts = memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
 
     def counter(self, device: str, counted: str) -> Callable[[int], None]:
-        """Return a function that adds to the bytes that `device` has `sent` or `received`."""
+        """Return a function that adds to the bytes `sent` or `received`."""
         counts, place = self._counts, self._places[device] + COUNTED.index(counted)
 
         def count(size: int) -> None:
@@ -44,7 +40,7 @@ class Traffic:
         return count
 
     def record(self, device: str, uses: Sequence[QueueUse]) -> None:
-        """Set the use of the queues of the device's link, for the directions up and down."""
+        """`uses`: up and down."""
         place = self._places[device] + len(COUNTED)
         for use in uses:
             self._counts[place] = round(1e6 * use.busy)
@@ -52,8 +48,7 @@ class Traffic:
             place += 3
 
     def telemetry_fields(self, device: str) -> dict[str, Any]:
-        """Return the telemetry fields of `device`. A queue is included only if it has carried
-        traffic."""
+        """Queues without traffic are left out."""
         place = self._places[device]
         counts = self._counts[place : place + _COUNTERS]
         fields: dict[str, Any] = dict(zip(COUNTED, counts[: len(COUNTED)], strict=True))

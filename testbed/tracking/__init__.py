@@ -1,6 +1,4 @@
-"""Experiment trackers: MLflow, Weights & Biases, TensorBoard.
-
-docs/guide/trackers.md is the users' page.
+"""Experiment trackers: MLflow, Weights & Biases, TensorBoard (docs/guide/trackers.md).
 
     points   converts the records of a run to figures over device time
     facts    parameters and files of a run
@@ -32,30 +30,26 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """Tracker of one run. The methods are called in the order below. A method may raise any exception,
-    because the run does not depend on trackers."""
+    """Methods are called in the order below, and may raise any exception: the run does not depend on
+    trackers."""
 
     def begin(self, facts: Facts) -> None:
-        """Receive the facts that are known before the first record. Replace an earlier upload of the
-        same run."""
+        """Receive what is known before the first record. Replace an earlier upload of the same run."""
 
     def log(self, points: Sequence[Point]) -> None:
-        """Receive figures in the order of device time."""
+        """In the order of device time."""
 
     def end(self, outcome: str, files: Sequence[Path]) -> str:
-        """Receive the outcome, as in the manifest, and the files to keep. Return a text that says where
-        the run is found."""
+        """`outcome`: as in the manifest. `files`: to keep. Return a text that says where the run is
+        found."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerKind:
-    """Implementation of a tracker: its module and class, and the package that has to be installed."""
-
     module: str
     class_name: str
-    """Class in `module` that implements `Tracker`."""
     package: str
-    """Optional package that `module` imports (agents/extras.py)."""
+    """Optional package (agents/extras.py)."""
 
 
 TRACKERS: dict[str, TrackerKind] = {
@@ -66,7 +60,7 @@ TRACKERS: dict[str, TrackerKind] = {
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise BadInputError if a tracker does not exist, or its package is not installed."""
+    """Raise BadInputError for an unknown tracker, or one whose package is not installed."""
     for name in names:
         if name not in TRACKERS:
             raise BadInputError(f"unknown tracker {name!r}, expected one of {', '.join(TRACKERS)}")
@@ -80,15 +74,13 @@ def check(names: Sequence[str]) -> None:
 
 
 def _has_store() -> bool:
-    """Whether MLflow has a place to write to: a server, files, or a database that it can create on this
-    host."""
+    """True if MLflow has a place to write to: a server, files, or a database that it can create here."""
     named = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").is_dir()
     return bool(named) or importlib.util.find_spec("sqlalchemy") is not None
 
 
 def tracker(name: str, run: Path) -> Tracker:
-    """Make the tracker called `name` for the run in the directory `run`. Raises any exception that the
-    import of the tracker's package raises."""
+    """Raises whatever the import of the tracker's package raises."""
     kind = TRACKERS[name]
     made: Tracker = getattr(importlib.import_module(kind.module), kind.class_name)(run)
     return made

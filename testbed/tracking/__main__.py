@@ -1,8 +1,7 @@
 """`python -m testbed.tracking NAME RUN_DIRECTORY [model]`: send a run to a tracker until the run is
 over.
 
-The program prints where the run is found. If it fails, it exits with 1 and prints the reason as the last
-line.
+Prints where the run is found. If it fails, it exits with 1, and the last line is the reason.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
 
 _NICE = 10
-"""Niceness of this process, so that a run in real time has priority."""
+"""Below a run in real time."""
 
 
 def main(name: str, run: str, *more: str) -> int:
-    """Follow the run in the directory `run`, and return the exit code. If `more` contains `model`, also
-    send the final model."""
+    """`more`: `model` to send the final model, too."""
     with suppress(OSError):
         os.nice(_NICE)
     path = Path(run)

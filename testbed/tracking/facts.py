@@ -1,4 +1,4 @@
-"""Parameters, tags and files of a run. A tracker receives them in addition to figures."""
+"""Parameters, tags and files of a run, which a tracker receives beside figures."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from testbed.topology import yamlfile
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Parameters and tags of a run."""
-
     run: str
-    """Run id."""
     study: str
-    """Name of the topology. Trackers group runs by this name."""
+    """Name of the topology, by which trackers group runs."""
     began: float
     """Unix time at device time 0, in seconds."""
     parameters: Mapping[str, str | int | float | bool]
-    """Resolved topology by dotted names, such as `task.local.lr`, or `devices.pi.cpu` for the device
-    group `pi`."""
+    """Resolved topology by dotted names, such as `task.local.lr`, or `devices.pi.cpu` for the group
+    `pi`."""
     tags: Mapping[str, str]
-    """Rule, task, runtime, number of devices, host and commit, by name of the tag."""
+    """Rule, task, runtime, number of devices, host and commit."""
 
 
 def read(directory: RunDirectory, began: float) -> Facts:
-    """Read the facts of a run that has been planned. `began` is the Unix time at device time 0, in
-    seconds. Raises BadInputError or KeyError."""
+    """`began`: Unix time at device time 0, in seconds. Raises BadInputError or KeyError."""
     manifest = directory.read_manifest()
     topology = yamlfile.read(directory.topology).data
     known = {name: manifest.get(name) for name in ("rule", "task", "runtime", "commit", "sweep")}
@@ -45,8 +41,6 @@ def read(directory: RunDirectory, began: float) -> Facts:
 
 
 def files(directory: RunDirectory, *, model: bool) -> list[Path]:
-    """Return the existing files of a finished run that a tracker keeps. If `model` is true, add the
-    final model."""
     found = [directory.manifest, directory.topology, directory.fidelity]
     if model:
         found.append(directory.models / "final.safetensors")
@@ -54,7 +48,7 @@ def files(directory: RunDirectory, *, model: bool) -> list[Path]:
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Flatten nested mappings and lists to dotted names. A list of scalars becomes a text."""
+    """Join nested keys by dots. A list of scalars becomes a text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(f"{name}.{key}" if name else str(key), inner)

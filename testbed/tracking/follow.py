@@ -13,15 +13,14 @@ from testbed.tracking.points import Point, Points
 
 _TICK_SECONDS = 0.5
 _READ_BYTES = 4 * 2**20
-"""Maximum number of bytes of events per read."""
+"""Maximum size of a read of events."""
 _AT_ONCE = 500
 """Maximum number of points per call of a tracker."""
 
 
 def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) -> str:
-    """Send the run to `tracker` until the run is over. Return a text that says where the run is found.
-    If `model` is true, also send the final model. Raises any exception of the tracker, and ValueError or
-    BadInputError if files cannot be read."""
+    """Return when the run is over, with a text that says where it is found. Raises any exception of the
+    tracker, and ValueError or BadInputError if files cannot be read."""
     follower = RecordFollower(directory.events)
     points: Points | None = None
     while True:

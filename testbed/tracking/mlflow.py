@@ -1,4 +1,4 @@
-"""MLflow. The environment variable MLFLOW_TRACKING_URI selects a server or local files."""
+"""MLflow. MLFLOW_TRACKING_URI selects a server or local files."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from testbed.tracking.facts import Facts
 from testbed.tracking.points import Point
 
 _PARAMETERS = 100
-"""Maximum number of parameters that MLflow accepts per call."""
+"""MLflow accepts no more per call."""
 _MAX_VALUE = 500
-"""Maximum number of characters of a parameter's value that every backend accepts."""
+"""Characters of a parameter's value that every backend accepts."""
 _RUN = "testbed.run"
-"""Name of the tag with the run id. An earlier upload of the run is found by this tag."""
+"""Tag with the run id, by which an earlier upload is found."""
 
 
 class MlflowTracker:
-    """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME. If this variable is not set, the
-    experiment has the name of the topology.
+    """Run in the experiment MLFLOW_EXPERIMENT_NAME, else in one named like the topology.
 
     A step is a millisecond of device time. A time stamp is the start time plus the device time.
     """

@@ -11,18 +11,14 @@ from agents.device_actions import PowerOff
 from analysis.tally import Tally
 
 _POINTS = 500
-"""Number of windows with a point after which the width of windows is doubled. This limits the number of
-points of long runs."""
+"""Windows with a point after which the width doubles, which limits the points of long runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Figures at one time."""
-
     at: float
-    """Device time, in seconds."""
+    """Device time in seconds."""
     values: Mapping[str, float]
-    """Figures by name."""
 
 
 @dataclass(slots=True)
@@ -30,21 +26,19 @@ class Points:
     """Converter of records to points. The result depends only on the records, and not on when they are
     added.
 
-    Each evaluation gives a point with `accuracy` and `loss`. If the task has a perplexity, the point
-    also has `perplexity`, which is exp(loss). Each window with updates gives a point with the totals
-    `updates`, `version`, `rejected` and `megabytes` of payloads. This point also has
-    `updates_per_second`, and the mean `staleness` in versions within the window. If energy is counted,
-    the point also has the totals `round_joules` (energy of all rounds, also of those whose update was
-    lost) and `power_offs`.
+    Each evaluation gives a point with `accuracy` and `loss`, and with `perplexity` = exp(loss) if the
+    task has one. Each window with updates gives a point with the totals `updates`, `version`, `rejected`
+    and `megabytes` of payloads, and with `updates_per_second` and the mean `staleness` in versions. If
+    energy is counted, it has the totals `round_joules` (all rounds, also those whose update was lost)
+    and `power_offs`.
 
-    A window includes its end. At first, a window lasts 1 s of device time. Each time that `_POINTS`
-    windows have given a point, the duration of a window doubles.
+    A window includes its end. It lasts 1 s of device time at first, and twice as long each time that
+    `_POINTS` windows have given a point.
     """
 
     perplexity: bool = False
-    """Whether the task has a perplexity."""
     _width: float = 1.0
-    """Width of a window, in seconds."""
+    """Seconds."""
     _made: int = 0
     _begin: float = 0.0
     """Device time at which the current window begins, in seconds."""
@@ -56,7 +50,7 @@ class Points:
     """Whether any record of energy was added."""
 
     def add(self, record: events.Record) -> Iterator[Point]:
-        """Add a record; yield the points that are complete now."""
+        """Yield the points that are complete now."""
         if record.at > self._begin + self._width or isinstance(record, events.RunEnded):
             yield from self._window(record.at)
         self._tally.add(record)

@@ -16,19 +16,15 @@ if TYPE_CHECKING:
     from testbed.rundir.directory import RunDirectory
 
 _PATIENCE_SECONDS = 30.0
-"""Time in seconds that the trackers have after the end of the run to send the remaining figures."""
+"""Time of the trackers after the end of the run to send the remaining figures."""
 
 
 @contextmanager
 def tracking_run(
     names: Sequence[str], directory: RunDirectory, cpus: str, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Send the run to the trackers `names` while the `with` block runs.
-
-    Each tracker has its own process, which runs on the cpuset `cpus`. If `cpus` is empty, the process
-    runs on any CPU. After the block, all trackers together have `_PATIENCE_SECONDS` to finish. `report`
-    is called with the result of each tracker.
-    """
+    """Send the run while the `with` block runs, by a process per tracker on the cpuset `cpus` (empty:
+    any). After the block, all have `_PATIENCE_SECONDS` together. `report` gets the result of each."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for name in names:
@@ -53,7 +49,7 @@ def tracking_run(
 def _finish_tracker(
     name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float
 ) -> str:
-    """Wait at most `seconds` for a tracker's process, and end it. Return a text on its result."""
+    """Wait at most `seconds`, then end the process. Return a text on its result."""
     from testbed.host import subprocesses
     from testbed.rundir.directory import last_log_lines
 
@@ -70,8 +66,7 @@ def _finish_tracker(
 
 
 def send(name: str, directory: RunDirectory, *, model: bool) -> str:
-    """Send a run to the tracker `name` until the run is over. Return a text that says where the run is
-    found. Raises RunFailedError."""
+    """Return when the run is over, with a text that says where it is found. Raises RunFailedError."""
     from testbed.rundir.directory import last_log_lines
 
     command = [*_command(name, directory), *(["model"] if model else [])]

@@ -11,8 +11,7 @@ from testbed.tracking.points import Point
 
 
 class TensorboardTracker:
-    """Event files in RUN/tensorboard. A step is a millisecond of device time. TensorBoard's axis
-    `relative` shows device time, too."""
+    """Event files in RUN/tensorboard. A step is a millisecond of device time."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "tensorboard"

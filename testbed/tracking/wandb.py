@@ -1,5 +1,5 @@
-"""Weights & Biases. The uploads are configured by the environment variables of W&B, such as
-WANDB_MODE=offline, WANDB_PROJECT and WANDB_DIR."""
+"""Weights & Biases, configured by its environment variables, such as WANDB_MODE=offline, WANDB_PROJECT
+and WANDB_DIR."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from testbed.tracking.points import Point
 
 
 class WandbTracker:
-    """A W&B run in the project WANDB_PROJECT. If this variable is not set, the project has the name of
-    the topology. The axis is `device_time`, in seconds."""
+    """Run in WANDB_PROJECT, else in a project named like the topology. The axis `device_time` is in
+    seconds."""
 
     def __init__(self, run: Path) -> None:
         self._run: Any = None
