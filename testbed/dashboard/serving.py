@@ -43,8 +43,8 @@ def main(descriptor: str, runs: str, *named: str) -> None:
 
 
 def lower_priority() -> None:
-    """The session's priority is lowered, too: the kernel may divide CPU time among sessions first (autogroup),
-    and niceness only counts within a session."""
+    """The session's priority is lowered, too: the kernel may divide CPU time among sessions first
+    (autogroup), and niceness only counts within a session."""
     with suppress(OSError):
         os.nice(_NICE)
         Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")

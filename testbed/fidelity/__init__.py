@@ -1,5 +1,5 @@
-"""Fidelity of an emulation. The resources requested for each device (`requested`) are compared with the
-measured ones (`measuring`), and the run is judged (`validity`)."""
+"""Fidelity of an emulation: requested resources (`requested`) are compared with measured ones
+(`measuring`), and the run is judged (`validity`)."""
 
 from testbed.fidelity.measuring import SegmentClock, measure
 

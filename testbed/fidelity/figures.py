@@ -1,7 +1,7 @@
 """Requested and measured figures of devices.
 
-Times are in seconds. A field `at` is a device time. CPU shares are shares of one host core. Rates are in
-bit/s on the wire.
+Times are in seconds, `at` is a device time. CPU shares are shares of one host core. Rates are in bit/s
+on the wire.
 """
 
 from __future__ import annotations
@@ -18,75 +18,63 @@ from testbed.fidelity.limits import RequestedLimits
 from testbed.fidelity.real_devices import RealDeviceFigures
 
 FORMAT = 1
-"""Version of the format of `fidelity.json`."""
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures, as in `fidelity.json`."""
 ENOUGH_SECONDS = 3.0
-"""Minimum measuring time of a CPU figure, in seconds. A figure from a shorter time does not count
-against a run: within one second, a single CFS period more or less changes such a figure by some per
-cent."""
+"""Minimum measuring time of a CPU figure. A shorter one does not count against a run: within one second,
+a single CFS period more or less changes the figure by some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""Minimum measuring time of the figure `demand`, in seconds: the time in which the client ran or waited
-for a CPU. A figure from a shorter time does not count against a run, because the device cannot have lost
-more CPU time than that."""
+"""Minimum measuring time of the figure `demand`, in which the client ran or waited for a CPU. A shorter
+one does not count against a run: the device cannot have lost more CPU time than that."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two independent delays that are uniform from −1 to 1."""
 _RTT_SLACK_SECONDS = 0.002
-"""Tolerance for a round trip, in seconds. A throttled device answers late even if its link is fast."""
+"""A throttled device answers late even if its link is fast."""
 _UNREQUESTED_RTT_SECONDS = 0.01
-"""Tolerance for a round trip if no delay was requested, in seconds. The time to send the probe is
-allowed in addition."""
+"""Tolerance if no delay was requested, beside the time to send the probe."""
 _ECHO_BITS = 1000
 """Upper bound for the size of a probe's echo on the wire, in bits."""
 _LOSS_SLACK = 0.02
-"""Tolerance for the share of lost round trips, in addition to random deviations."""
+"""Tolerance for the share of lost round trips, beside random deviations."""
 _CHANCE_SIGMAS = 4.0
-"""Maximum number of standard deviations by which a random deviation differs from the expected value.
-Larger deviations do not count as random."""
+"""Larger deviations from the expected value do not count as random."""
 _CONTEXT_BYTES = 512 * 2**20
-"""Upper bound of the GPU memory of a process's CUDA context, in bytes. NVML counts this memory, but the
-process does not request it. Usual values are some hundred MB; they were not measured here."""
+"""Upper bound of the memory of a process's CUDA context, which NVML counts, but the process does not
+request. Usual values are some hundred MB; they were not measured here."""
 
 Interval = tuple[float, float]
-"""Begin and end of an interval, in seconds of device time."""
+"""Begin and end in seconds of device time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedCpu:
-    """CPU requested for a device from `at` on."""
-
     share: float | None
-    """Share of one core; None if the CPU is not limited, as on a real device."""
+    """Share of one core; None on a real device without a limit."""
     period: float | None = None
-    """Length of a CFS period in seconds, as set in the kernel; None if no control group limits the
-    device."""
+    """CFS period in seconds, as set in the kernel; None without a control group."""
     at: float = 0.0
-    """Device time from which the request was in force, in seconds. If an action changed the request,
-    `at` is the time at which the action was completed."""
+    """Device time from which the request was in force: when the action that changed it was completed."""
     limits: RequestedLimits | None = None
-    """Limits of the device's control group; None if no control group limits the device."""
+    """None without a control group."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedLink:
-    """Link requested for a device from `at` on. Delay, jitter and loss are per direction."""
+    """Link requested from `at` on. Delay, jitter and loss are per direction."""
 
     up: float | None = None
-    """Uplink rate in bit/s; None if not limited."""
     down: float | None = None
-    """Downlink rate in bit/s; None if not limited."""
+    """bit/s; None if not limited."""
     delay: float = 0.0
-    """Delay in one direction, in seconds."""
+    """Seconds in one direction."""
     jitter: float = 0.0
-    """Maximum deviation from `delay` in seconds. The delay is uniform in delay ± jitter."""
+    """Maximum deviation from `delay` in seconds, uniformly distributed."""
     loss: float = 0.0
     """Share of packets lost in one direction."""
     at: float = 0.0
-    """Device time at which the link was set, in seconds."""
 
     def figures(self) -> dict[str, float | None]:
-        """Return the requested value of each figure by name; None if nothing was requested. Delay,
-        jitter and loss are converted to values of round trips, because only round trips can be
+        """Delay, jitter and loss are converted to values of round trips, because only these can be
         measured."""
         return {
             "up": self.up,
@@ -99,39 +87,36 @@ class RequestedLink:
 
 @dataclass(frozen=True, slots=True)
 class RequestedGpu:
-    """Part of a GPU that was requested for a device."""
-
     share: float
     """Maximum share of the GPU's multiprocessors."""
     memory: int | None = None
-    """Maximum memory in bytes; None if not limited."""
+    """Maximum bytes; None if not limited."""
     limited: bool = False
-    """Whether MPS has to enforce the limits of share and memory."""
+    """True if MPS has to enforce share and memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFidelity:
-    """Measured use of a GPU by a device, from NVML's samples."""
+    """Use of a GPU by a device, from NVML's samples."""
 
     requested: RequestedGpu
     samples: int
-    """Number of samples in which the device's client used the GPU."""
+    """Number of samples in which the client used the GPU."""
     memory: int | None
-    """Largest memory use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
-    """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report this
-    share. NVML never reports it for clients of MPS."""
+    """Mean share of the time in which a kernel of the client ran; None if NVML does not report it, as
+    for all clients of MPS."""
     outside: int
-    """Number of samples that show the client outside MPS, although MPS has to limit the client."""
+    """Number of samples that show the client outside MPS, although MPS has to limit it."""
 
     @property
     def over_memory(self) -> bool:
-        """Whether the client used more memory than its limit, with an allowance for CUDA's context."""
+        """CUDA's context is allowed in addition."""
         limit = self.requested.memory
         return limit is not None and (self.memory or 0) > limit + _CONTEXT_BYTES
 
     def unjudged(self) -> Iterator[str]:
-        """Yield a sentence for each check that was not possible, with the reason."""
+        """Yield a sentence for each check that was not possible."""
         if not self.samples:
             yield "its GPU: NVML saw no process of the device on it"
             return
@@ -144,7 +129,6 @@ class GpuFidelity:
             yield "its GPU memory: NVML does not report the memory of the process"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the GPU's entry in `fidelity.json`."""
         return {
             "share": {"asked": self.requested.share, "got": None},
             "memory": {"asked": self.requested.memory, "got": self.memory},
@@ -156,40 +140,32 @@ class GpuFidelity:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Everything that was requested for one device."""
-
     device: str
     group: str
-    """Name of the device's group."""
     cpu: tuple[RequestedCpu, ...]
-    """Requested CPU in the order of time; at least one."""
+    """In the order of time; at least one."""
     link: tuple[RequestedLink, ...] = ()
-    """Requested links in the order of time; empty if no link was requested."""
+    """In the order of time; empty if no link was requested."""
     away: tuple[Interval, ...] = ()
-    """Intervals in which the device was frozen, down or starting. An interval begins when the action is
-    ordered or the client goes offline. The interval ends when the device's CPU limit is in effect
-    again."""
+    """Intervals in which the device was frozen, down or starting: from the order, or the end of the
+    client, until the device's CPU limit is in effect again."""
     gpu: RequestedGpu | None = None
-    """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
-    """Name of the device's node; None if there is only one node."""
+    """None if there is only one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Traffic of one direction of a link during the run, while packets waited in its queue."""
-
     busy: float
     """Seconds in which packets waited."""
     share: float | None
-    """Bytes that left the queue during `busy`, divided by the bytes that the rate allows in that time;
-    None if packets never waited."""
+    """Bytes that left the queue, divided by those that the rate allows in `busy`; None if packets never
+    waited."""
     slow: tuple[float, float, float] | None = None
-    """Worst period in which the link was too slow: begin and end in seconds of device time, and the
-    share of the link's rate that the link carried. None if the link was never too slow."""
+    """Worst period in which the link was too slow: begin and end in seconds of device time, and carried
+    share of the rate. None if it was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the direction's entry in `fidelity.json`: a figure with a requested value of 1."""
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
         return {name: _round(value) for name, value in values.items()}
@@ -197,24 +173,20 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A requested and a measured value."""
-
     requested: float | None = None
-    """Requested value; None if nothing was requested."""
     got: float | None = None
-    """Measured value; None if unknown."""
 
     @property
     def error(self) -> float | None:
-        """Error in % of the requested value; None if one value is missing. The error is positive if the
-        device got more than requested."""
+        """Percent of the requested value, positive if the device got more; None if one value is
+        missing."""
         if not self.requested or self.got is None:
             return None
         return (self.got - self.requested) / self.requested * 100
 
     @property
     def distance(self) -> float:
-        """Absolute error in %, as a sort key; −1 if the error is None."""
+        """Absolute error in percent, as a sort key; −1 without an error."""
         return -1.0 if self.error is None else abs(self.error)
 
 
@@ -224,16 +196,14 @@ class SegmentFidelity:
 
     segment: str
     way: str
-    """Direction: `up` or `down`."""
     alone: Figure
-    """Rate of a single sender, measured before the run clock started."""
+    """Rate of a single sender, before the run clock started."""
     together: Figure
-    """Rate of all senders of the segment at once, measured before the run clock started."""
+    """Rate of all senders at once, before the run clock started."""
     background: Figure
     """Mean rate of the segment's own background traffic: offered and delivered."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry in `fidelity.json`."""
         figures = (("alone", self.alone), ("together", self.together), ("background", self.background))
         return {
             name: {"asked": _round(one.requested), "got": _round(one.got), "error": _round(one.error)}
@@ -244,47 +214,38 @@ class SegmentFidelity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFidelity:
-    """Requested and measured figures of a device."""
-
     device: str
     group: str
-    """Name of the device's group."""
     figures: Mapping[str, Figure]
     """Figures by name: `cpu` (CPU share), `up` and `down` (rates), `rtt` (round-trip time), `jitter`
     (standard deviation of round-trip times), `loss` (share of lost round trips). The requested `rtt` is
     twice the requested delay."""
     measured: float
-    """Seconds in which the device demanded more CPU than it had. The figure `cpu` is measured over this
-    time."""
+    """Seconds in which the device demanded more CPU than it had, over which `cpu` is measured."""
     demand: Figure
-    """CPU share of the device while its client ran or waited for a CPU, in the worst phase. The measured
-    share is larger than the requested one if short bursts fit into the quota."""
+    """CPU share while the client ran or waited for a CPU, in the worst phase. More than requested if
+    short bursts fit into the quota."""
     wanted: float | None
-    """Seconds in which the client ran or waited for a CPU; None if this kernel does not count them. The
-    figure `demand` is measured over this time."""
+    """Seconds in which the client ran or waited for a CPU, over which `demand` is measured; None if this
+    kernel does not count them."""
     present: float
-    """Seconds of the run in which the device was neither frozen, down nor starting."""
+    """Seconds in which the device was neither frozen, down nor starting."""
     observed: float
-    """Part of `present` that telemetry covers, in seconds."""
+    """Seconds of `present` that telemetry covers."""
     used: float | None
-    """Share of one core that the device used over the whole run, including starts after a crash; None if
-    there is no telemetry."""
+    """Share of one core over the whole run, with starts after a crash; None without telemetry."""
     probes: int
-    """Number of probes from which the link's figures were computed."""
+    """Number of probes of the link."""
     round_trips: int = 0
-    """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
-    """Requested and measured use of a GPU; None if no GPU was requested."""
     node: str | None = None
-    """Name of the device's node; None if there is only one node."""
+    """None if there is only one node."""
     wrong_limits: tuple[str, ...] = ()
-    """One short text per limit in the kernel that differs from the requested limit."""
+    """A short text per limit of the kernel that differs from the requested one."""
     unread_limits: str | None = None
-    """Sentence on the requested limits that could not be read from the kernel; None if all limits could
-    be read."""
+    """Sentence on limits that could not be read; None if all could."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
-    """Direction of the link (`up`, `down`) -> traffic in that direction. Directions without a rate limit
-    are left out."""
+    """By direction (`up`, `down`), if it has a rate limit."""
 
     def judged_figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield the name and the figure of each figure whose error can count against a run.
@@ -310,8 +271,7 @@ class DeviceFidelity:
 
     @property
     def loss_is_off(self) -> bool:
-        """Whether the share of lost round trips differs from the requested share by more than random
-        deviations explain. If no loss was requested, the requested share is 0."""
+        """Beyond what random deviations explain. If no loss was requested, its share is 0."""
         loss = self.figures["loss"]
         if loss.got is None:
             return False
@@ -321,9 +281,8 @@ class DeviceFidelity:
 
     @property
     def unrequested_delay(self) -> float | None:
-        """Measured round-trip time in seconds, if it is too long for a link without a requested delay.
-        None if a delay was requested, if no time was measured, or if the time is within the
-        tolerance."""
+        """Measured round trip in seconds, if it is too long for a link without a requested delay; else
+        None."""
         rtt, rates = self.figures["rtt"], [self.figures[name].requested for name in RATES]
         if rtt.requested or rtt.got is None:
             return None
@@ -331,7 +290,7 @@ class DeviceFidelity:
         return rtt.got if rtt.got > _UNREQUESTED_RTT_SECONDS + sending else None
 
     def unjudged(self) -> Iterator[str]:
-        """Yield a sentence for each check of this device that was not possible, with the reason."""
+        """Yield a sentence for each check that was not possible."""
         if self.present >= ENOUGH_SECONDS:
             if self.observed < self.present / 2:
                 yield f"CPU: telemetry covers only {self.observed:.0f} of {self.present:.0f} s"
@@ -347,8 +306,6 @@ class DeviceFidelity:
             yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the device's entry in `fidelity.json`. A value that was not requested or is unknown is
-        None."""
         entries: dict[str, Any] = {"group": self.group}
         if self.node is not None:
             entries["node"] = self.node
@@ -373,11 +330,8 @@ class DeviceFidelity:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The figure with the largest error."""
-
     device: DeviceFidelity
     name: str
-    """Name of the figure."""
     figure: Figure
     error: float
     """Error in %."""
@@ -389,37 +343,30 @@ class Worst:
 
     @property
     def label(self) -> str:
-        """Name of the device, followed by the figure's name if it is not the CPU: `pi-2`, or `pi-2,
-        up`."""
+        """`pi-2` for the CPU, `pi-2, up` for another figure."""
         return self.device.device if self.name == CPU else f"{self.device.device}, {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyComparison:
-    """Emulated energy of the devices beside the energy of the host, both since the last start of the run
-    clock."""
+    """Energy of devices and host since the last start of the run clock, in joules."""
 
     emulated: float
-    """Energy of all devices together, in joules."""
     host: float | None
-    """Energy of the host's processors in joules, as they count it (RAPL). It includes the host's idle
-    power and all its other work. None if it is not measured."""
+    """Energy of the host's processors, as they count it (RAPL), with its idle power and all its other
+    work. None if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Requested and measured figures of all devices of a run."""
-
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """Name of each other host -> maximum error, in seconds, of the times that are recorded for devices
-    on that host. Empty if there is only one host."""
+    """Other host -> maximum error, in seconds, of the times recorded for its devices. Empty if there is
+    only one host."""
     energy: EnergyComparison | None = None
-    """Emulated energy beside that of the host; None if no device's energy is counted."""
+    """None if no device's energy is counted."""
     segments: tuple[SegmentFidelity, ...] = ()
-    """Requested and measured figures of the segments that devices share."""
     real: tuple[RealDeviceFigures, ...] = ()
-    """Measured figures of the real devices."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -453,14 +400,14 @@ class Fidelity:
         return found
 
     def save(self, path: Path) -> None:
-        """Write `fidelity.json`. Raises OSError if writing fails; then no partial file is left."""
+        """Raises OSError; then no partial file is left."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
         with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
 
     def worst(self, *names: str) -> Worst | None:
-        """Return the figure with the largest error among the figures in `names` whose error can count
-        against a run. None if there is no such figure."""
+        """Largest error among the figures `names` that can count against a run; None if there is
+        none."""
         found = [
             Worst(one, name, figure, figure.error)
             for one in self.devices
@@ -471,5 +418,4 @@ class Fidelity:
 
 
 def _round(value: float | None) -> float | None:
-    """Round `value` to six significant digits. Return None if `value` is None or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

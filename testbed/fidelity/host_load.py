@@ -14,41 +14,39 @@ import psutil
 from agents.texts import quantity
 
 _COUNTED = 0.5
-"""Minimum share of the elapsed time that the kernel's counters must account for. The counters are not
-used if they account for less, for example because a counter stepped back."""
+"""Minimum share of the elapsed time that the kernel's counters must account for to be used: a counter
+may step back."""
 _NICE_FIELD = 16
-"""Index of the niceness in `/proc/<pid>/stat`, counted from 0 after the name."""
+"""Index in `/proc/<pid>/stat`, from 0 after the name."""
 _STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """Load of this host since the previous sample. All loads are between 0 and 1."""
+    """Loads of this host since the previous sample, from 0 to 1; None if unknown."""
 
     at: float
-    """End of the sample, in seconds of the run."""
+    """End in seconds of the run."""
     seconds: float
-    """Length of the sample in seconds."""
+    """Length in seconds of device time."""
     server_load: float | None
     """Share of time in which the busiest thread of broker, aggregator and router ran or waited for a
-    CPU; None if unknown. Threads of low priority (evaluations) do not count."""
+    CPU, without threads of low priority (evaluations)."""
     foreign: float | None
-    """Load of the devices' CPUs by processes other than the devices; None if unknown. If the run's
-    servers share these CPUs, the servers and the controller do not count as other processes."""
+    """Load of the devices' CPUs by processes other than the devices. Servers and controller do not
+    count, even if they share these CPUs."""
     elsewhere: float | None
-    """Load of all CPUs of this host by processes other than the run and its controller. None if
-    unknown."""
+    """Load of all CPUs of this host by processes other than the run and its controller."""
     device_busy: float
-    """Load of the devices' CPUs by all processes."""
     steal: float
-    """Share of the CPUs' time that the hypervisor gave to other guests."""
+    """Share of CPU time that the hypervisor gave to other guests."""
     tick_lateness: float
     """Largest lateness of the controller's timers, in seconds."""
 
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
-    """Return the entry on the host's load for the manifest: the mean of each load over the run (None if
-    unknown), and the largest lateness of a timer in seconds (None if there are no samples)."""
+    """Return the manifest's entry: the mean of each load, and the largest lateness of a timer in
+    seconds."""
     names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     means = {name: mean(samples, name) for name in names}
@@ -57,20 +55,18 @@ def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
 
 
 def mean(samples: Iterable[HostSample], name: str) -> float | None:
-    """Return the mean of the load `name` over the time in which this load is known; None if the load is
-    never known."""
+    """Mean over the time in which the load is known; None if it never is."""
     known = [(value, one.seconds) for one in samples if (value := getattr(one, name)) is not None]
     seconds = sum(duration for _, duration in known)
     return sum(value * duration for value, duration in known) / seconds if seconds else None
 
 
 class FreeCores:
-    """Measurement of the free share of some CPUs before a run. The measurement begins when the object is
-    made. The load of this process is not counted."""
+    """Measurement of the free share of CPUs before a run, from now on. This process does not count."""
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """Times of the measurement, in seconds: minimum before a host can be called quiet, minimum before a
-    host can be called busy, and maximum if the kernel's counters lag behind."""
+    """Seconds before a host can be called quiet, before it can be called busy, and at most, if the
+    kernel's counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -80,7 +76,7 @@ class FreeCores:
         self._sampler.sample(self._begin, 0.0)
 
     def expectation(self) -> str:
-        """Wait until enough time has passed; return a sentence on how busy the CPUs are."""
+        """Wait until enough time has passed; return a sentence."""
         foreign, steal = None, 0.0
         gone = time.monotonic() - self._begin
         later = (one for one in (self.SECONDS, self.LONGEST) if one >= gone + self.QUIET_SECONDS)
@@ -104,8 +100,6 @@ class FreeCores:
 
 
 class Sampler:
-    """Makes HostSamples from the kernel's counters."""
-
     def __init__(
         self,
         cpus: Set[int],
@@ -118,11 +112,10 @@ class Sampler:
         *,
         controlled: bool = True,
     ) -> None:
-        """`cpus`: numbers of the run's CPUs. `devices`: numbers of the devices' CPUs. `servers` returns
-        the process ids of broker, aggregator and router. `own` returns the CPU seconds that all devices
-        have used; None if unknown. `read` returns the counters of each CPU by number. `proc`: path of
-        the file system with the processes. `dilation`: host seconds per second of device time.
-        `controlled`: whether this process also runs on the CPUs of the run."""
+        """`cpus`, `devices`: numbers of the run's and of the devices' CPUs. `servers` returns the
+        process ids of broker, aggregator and router. `own` returns the CPU seconds that all devices have
+        used. `read` returns the counters of each CPU. `dilation`: host seconds per second of device
+        time. `controlled`: whether this process runs on the CPUs of the run, too."""
         self._sets = (cpus, devices)
         self._servers = servers
         self._own = own
@@ -133,8 +126,8 @@ class Sampler:
         self._before: _CountersAt | None = None
 
     def sample(self, at: float, tick_lateness: float) -> HostSample | None:
-        """Return the load since the previous call; None at the first call. `at`: present time in seconds
-        of the run. `tick_lateness`: lateness of the controller's timers, in seconds."""
+        """None at the first call. `at`: seconds of the run. `tick_lateness`: of the controller's timers,
+        in seconds."""
         before, now = self._before, self._look(at)
         self._before = now
         if before is None or at <= before.at:
@@ -177,7 +170,7 @@ class Sampler:
         return _CountersAt(at, run, devices, host, threads, used, servers, frozenset(counters))
 
     def _servers_used(self) -> float:
-        """Return the CPU seconds of the servers and, if `controlled`, of this process."""
+        """CPU seconds of the servers and, if `controlled`, of this process."""
         seconds = time.process_time() if self._controlled else 0.0
         for pid in self._servers():
             with contextlib.suppress(psutil.Error):
@@ -186,9 +179,8 @@ class Sampler:
         return seconds
 
     def _demands(self) -> Iterator[tuple[str, float]]:
-        """Yield each thread of the servers, with the seconds in which it ran or waited for a CPU.
-        Threads of evaluations are left out. Such a thread is recognized by its niceness: the other
-        threads of the process have a lower niceness."""
+        """Yield each thread of the servers, with the seconds in which it ran or waited for a CPU, but
+        for evaluations, which have a higher niceness than the process's other threads."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())
@@ -207,7 +199,7 @@ class Sampler:
 
 
 class CpuTimes(NamedTuple):
-    """Seconds that one CPU has spent on each kind of use since the host's boot, from `/proc/stat`."""
+    """Seconds since the host's boot, from `/proc/stat`."""
 
     user: float
     nice: float
@@ -220,8 +212,8 @@ class CpuTimes(NamedTuple):
 
 
 def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
-    """Parse `stat`, the text of `/proc/stat`; return CPU number -> times of the CPU. CPUs that are
-    offline are left out. `ticks`: clock ticks per second, 100 on every Linux."""
+    """Parse `/proc/stat`; CPUs that are offline are left out. `ticks`: per second, 100 on every
+    Linux."""
     lines = (line.split() for line in stat.splitlines())
     return {
         int(fields[0].removeprefix("cpu")): CpuTimes(*(int(field) / ticks for field in fields[1:9]))
@@ -231,8 +223,8 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """Return CPU number -> counters, for each CPU of this host. On Linux psutil is not used, because
-    psutil lists online CPUs by position and not by number."""
+    """By number of the CPU. On Linux without psutil, which lists online CPUs by position and not by
+    number."""
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
     except OSError:  # not Linux
@@ -248,35 +240,26 @@ class _Times(NamedTuple):
 
 
 class _CountersAt(NamedTuple):
-    """Counters at one moment."""
-
     at: float
-    """Time of the reading, in seconds of the run."""
+    """Seconds of the run."""
     run: _Times
-    """Times of the run's CPUs."""
     devices: _Times
-    """Times of the devices' CPUs."""
     host: _Times
-    """Times of all CPUs of this host."""
     threads: dict[str, float]
     """Seconds in which each thread of the servers ran or waited for a CPU."""
     used: float | None
-    """CPU seconds of all devices; None if unknown."""
     servers: float
     """CPU seconds of broker, aggregator, router and controller."""
     cpus: frozenset[int]
-    """Numbers of the online CPUs."""
 
 
 def _foreign_share(spent: _Times, own: float) -> float:
-    """Return the share of CPU time that foreign processes used. `spent`: times of some CPUs. `own`: CPU
-    seconds of all processes that are not foreign."""
+    """`own`: CPU seconds of processes that are not foreign."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 
 def _share(part: float, spent: _Times) -> float:
-    """Return `part` as a share of the time `spent`. The share is clipped to the range from 0 to 1,
-    because the kernel's counters may step back."""
+    """Clipped to 0 to 1, because the kernel's counters may step back."""
     return min(1.0, max(0.0, part / spent.total)) if spent.total > 0 else 0.0
 
 

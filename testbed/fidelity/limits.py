@@ -1,5 +1,4 @@
-"""Comparison of the requested limits of a device's container with the limits that the kernel
-enforces."""
+"""Comparison of requested limits of a device's container with those that the kernel enforces."""
 
 from __future__ import annotations
 
@@ -11,29 +10,28 @@ from agents.wire.messages import NO_LIMIT, CgroupLimits
 from testbed.host.cpusets import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024
-"""Largest page size of common kernels; the kernel rounds memory limits to whole pages."""
+"""Largest page size of common kernels, which round memory limits to whole pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedLimits:
-    """Limits that the engine was asked to set. A limit is None if none was requested, as on a real
-    device, whose CPU quota alone is limited."""
+    """Limits that the engine was asked to set. None if not requested, as on a real device, whose CPU
+    quota alone is limited."""
 
     quota: int
-    """CPU time per period, in µs."""
+    """µs of CPU time per period."""
     period: int
-    """CFS period, in µs."""
+    """µs of a CFS period."""
     shares: int | None = None
     """CPU weight on the scale of cgroup v1, which container engines use."""
     cpus: str | None = None
-    """Numbers of the cores that the device may use, as in `0,2-3`."""
+    """Cores, as in `0,2-3`."""
     memory: int | None = None
-    """Maximum memory in bytes; swap is not allowed."""
+    """Bytes; swap is not allowed."""
 
 
 def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str]:
-    """Yield a short text for each limit that differs from the requested one. Swap is not compared if the
-    kernel cannot limit it."""
+    """Yield a short text for each. Swap is not compared if the kernel cannot limit it."""
     quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
     if (found.quota, found.period) != (requested.quota, requested.period):
         yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"

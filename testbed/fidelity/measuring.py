@@ -68,47 +68,41 @@ from testbed.fidelity.limits import RequestedLimits, differences
 from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
-"""Minimum share of throttled periods, among the periods in which a device ran, for the device to count
-as busy. The value is below 1 because the quota is not used up in the first and last period of a piece of
-work."""
+"""Minimum share of throttled periods, among those in which a device ran, to count as busy. Below 1
+because the quota is not used up in the first and last period of a piece of work."""
 _TRAINED_SHARE = 0.95
-"""Minimum share of an interval spent in training for a device to count as busy. The value is below 1
-because a client waits for a moment between two trainings."""
+"""Minimum share of an interval spent in training to count as busy. Below 1 because a client waits for a
+moment between two trainings."""
 _SETTLE_SECONDS = 0.5
-"""Seconds from setting a limit until the limit is in effect."""
+"""Seconds from setting a limit until it is in effect."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
-"""Seconds before and after a change in which readings of the limits are not compared. A device's init
-reads the limits once a second. On a slow host the kernel may have new limits some time before the engine
-confirms them."""
+"""Before and after a change, readings of limits are not compared for this time. A device's init reads
+them once a second; on a slow host the kernel may have new limits some time before the engine confirms
+them."""
 _INSTANT_SECONDS = 1e-6
 _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
 """A link is slow if it carries less than this share of its rate for this many seconds while packets
 wait."""
 _WAITED_SHARE = 0.9
-"""Packets count as waiting all the time between two samples if they waited for at least this share of
-the time."""
+"""Share of the time between two samples from which packets count as waiting all the time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
-"""Direction of a link -> field of a sample with the traffic of that direction."""
 
 _LARGEST_VALUE = 1e18
 """Upper bound of the numbers in a valid sample."""
 
 _Coverage = Callable[[float, float], float]
-"""Function that takes the begin and the end of an interval, and returns how many seconds of this
-interval are covered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentClock:
-    """Clock of a segment of a run, with the device times at which the segment begins and ends."""
+    """Clock of a segment of a run."""
 
     epoch: float
-    """Reading of the samples' monotonic clock at device time 0, in seconds."""
+    """The samples' monotonic clock at device time 0, in seconds."""
     begin: float = 0.0
-    """Device time at which the segment begins, in seconds; above 0 if the run was resumed."""
+    """Device time in seconds; above 0 if the run was resumed."""
     end: float = math.inf
-    """Device time at which the segment ends, in seconds."""
 
 
 def measure(
@@ -120,13 +114,13 @@ def measure(
     """Compare the requested resources with the measured ones.
 
     `samples`: telemetry (`agents.device.resource_usage`), probes of links, and limits, in any order.
-    `trainings`: trainings of each device. Values that are not numbers are ignored.
+    Values that are not numbers are ignored.
 
-    A sample with the key `probe` is a probe of a link. Such a sample may have `up` and `down` (bit/s on
-    the wire), `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds),
-    and `loss` (share of lost round trips). A probe before `clock.begin` belongs to the first requested
-    link, and only the last of them counts, because wrong ones are repeated. A sample with the key
-    `limits` has the limits of the device's control group from that time on.
+    A sample with the key `probe` is a probe of a link. It may have `up` and `down` (bit/s on the wire),
+    `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds), and `loss`
+    (share of lost round trips). A probe before `clock.begin` belongs to the first requested link, and
+    only the last of them counts, because wrong ones are repeated. A sample with the key `limits` has the
+    limits of the device's control group from that time on.
     """
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
@@ -175,15 +169,13 @@ def measure(
 
 
 class _UsageAt(NamedTuple):
-    """CPU counters of a device at the time `at`."""
+    """CPU counters of a device."""
 
     at: float
     cpu: float
-    """CPU seconds that the device used."""
     periods: float
-    """Number of CFS periods in which the device ran."""
+    """CFS periods in which the device ran."""
     throttled: float
-    """Number of CFS periods in which the device was throttled."""
     ran: float | None
     """Seconds in which the client's thread was on a CPU; None if unknown."""
     waited: float | None
@@ -191,8 +183,6 @@ class _UsageAt(NamedTuple):
 
 
 class _QueueAt(NamedTuple):
-    """Counters of a link's queue at the time `at`."""
-
     at: float
     busy: float
     """Seconds in which packets waited."""
@@ -247,7 +237,6 @@ def _device(
 
 
 def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFidelity:
-    """Sum up the samples in which a process of the device used the GPU."""
     seen = [one for one in samples if _number(one, "memory") != 0 or one.get("mps") is True]
     memory = [value for one in seen if (value := _number(one, "memory")) is not None]
     busy = [value for one in seen if (value := _number(one, "sm")) is not None]
@@ -261,9 +250,8 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
 
 
 def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
-    """Yield a text for each limit that differed from the requested one. Limits are checked at each
-    reading. Limits are also checked some seconds after each request and each absence, because a request
-    without any effect causes no reading."""
+    """Yield a text for each. Limits are checked at each reading, and some seconds after each request and
+    absence, because a request without any effect causes no reading."""
     away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
     changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
     settled = (at + _LIMITS_SETTLE_SECONDS + _INSTANT_SECONDS for at in changes)
@@ -297,8 +285,7 @@ def _queue(at: float, fields: object) -> _QueueAt | None:
 
 
 def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
-    """Sum up the traffic of one direction of a link, and find the worst period in which the link was too
-    slow."""
+    """Sum up the traffic, and find the worst period in which the link was too slow."""
     busy = left = allowed = 0.0
     slow: tuple[float, float, float] | None = None
     stretch: list[tuple[_QueueAt, _QueueAt]] = []
@@ -326,7 +313,7 @@ def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
 
 
 def _used_share(usage: Sequence[_UsageAt]) -> float | None:
-    """Return the used share of one core over all samples in `usage`; None for fewer than two samples."""
+    """Share of one core; None for fewer than two samples."""
     if len(usage) < 2 or usage[-1].at <= usage[0].at:
         return None
     cpu = sum(b.cpu if _has_restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
@@ -334,20 +321,16 @@ def _used_share(usage: Sequence[_UsageAt]) -> float | None:
 
 
 def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
-    """Whether the device restarted between the two samples. A restart resets the device's counters to
-    0."""
+    """A restart resets the device's counters to 0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU share of a device during some time: the requested share, the CPU seconds that the device used,
-    and the length of that time in seconds."""
+    """CPU seconds of a device within `seconds`, and its requested share."""
 
     requested: float | None
-    """Requested share of one host core; None if none was requested."""
     cpu: float = 0.0
-    """CPU seconds that the device used."""
     seconds: float = 0.0
 
     def add(self, cpu: float, seconds: float) -> None:
@@ -362,12 +345,12 @@ class _Cpu:
 
 @dataclass(slots=True)
 class _Phase:
-    """A period of time in which the requested share did not change."""
+    """Time in which the requested share did not change."""
 
     busy: _Cpu
-    """CPU time while the device demanded more CPU time than its share."""
+    """While the device demanded more than its share."""
     demand: _Cpu
-    """CPU time while the device's client ran or waited for a CPU."""
+    """While the client ran or waited for a CPU."""
     observed: float = 0.0
     """Seconds that telemetry covers."""
 
@@ -390,14 +373,14 @@ def _phases(
 
 
 def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]) -> _Cpu:
-    """Return the phase with the largest `error` among the phases of at least `enough` seconds. If no
-    phase is that long, return the longest one."""
+    """Largest `error` among the phases of at least `enough` seconds; the longest phase if there is
+    none."""
     sufficient = [one for one in phases if one.seconds >= enough]
     return max(sufficient, key=error) if sufficient else max(phases, key=lambda one: one.seconds)
 
 
 def _wanted_seconds(before: _UsageAt, after: _UsageAt) -> float | None:
-    """Return the seconds of an interval in which the client ran or waited for a CPU; None if unknown."""
+    """Seconds in which the client ran or waited for a CPU; None if unknown."""
     if before.ran is None or before.waited is None or after.ran is None or after.waited is None:
         return None
     if after.ran < before.ran:  # the client was restarted
@@ -407,8 +390,7 @@ def _wanted_seconds(before: _UsageAt, after: _UsageAt) -> float | None:
 
 
 def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, trained: float) -> float:
-    """Return the seconds of an interval in which the device demanded more CPU than it had; 0 if no
-    counter shows such a demand."""
+    """Seconds in which the device demanded more CPU than it had; 0 if no counter shows it."""
     periods = after.periods - before.periods
     # Without earlier periods, the limit may have been set within the interval, after a restart.
     throttled = before.periods and after.throttled - before.throttled >= _THROTTLED_SHARE * periods
@@ -422,8 +404,7 @@ def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, train
 def _phase(
     requested: Sequence[RequestedCpu] | Sequence[RequestedLink], begin: float, end: float
 ) -> int | None:
-    """Return the index of the request that was in effect all the time from `begin` to `end`; None if
-    there is no such request."""
+    """Index of the request in effect from `begin` to `end`; None if there is no single one."""
     index = bisect_right(requested, begin, key=lambda one: one.at) - 1
     if index < 0 or (index > 0 and begin < requested[index].at + _SETTLE_SECONDS):
         return None
@@ -434,8 +415,8 @@ def _phase(
 def _link_figure(
     name: str, requested: Sequence[RequestedLink], probes: Sequence[_LinkProbeAt]
 ) -> Figure:
-    """Return the figure of the worst phase. The figure of a phase is the median of its probes, because
-    the run's traffic may disturb a probe."""
+    """The worst phase, each by the median of its probes, because the run's traffic may disturb a
+    probe."""
     phases = requested or (RequestedLink(),)
     values: dict[int, list[float]] = {}
     for probe in probes:
@@ -450,8 +431,8 @@ def _link_figure(
 
 
 def _coverage(intervals: Iterable[Interval]) -> _Coverage:
-    """Return a function that takes the begin and the end of an interval, and returns how many seconds of
-    this interval `intervals` cover. Overlaps count once."""
+    """Return a function from begin and end to the seconds between them that `intervals` cover. Overlaps
+    count once."""
     begins: list[float] = []
     ends: list[float] = []
     total: list[float] = []  # seconds covered before each begin
@@ -470,8 +451,7 @@ def _coverage(intervals: Iterable[Interval]) -> _Coverage:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """Return the value `name` of a device's sample; None if the value is not a finite number of at least
-    0. Devices are not trusted."""
+    """None if the value is not a finite number of at least 0: devices are not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:
         return float(value)

@@ -1,5 +1,5 @@
-"""Measured figures of the real devices of a run. Nothing was requested for them, so the figures are
-evidence, without an error."""
+"""Measured figures of the real devices of a run: evidence, without an error, as nothing was
+requested."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from agents import events
 from testbed.fidelity.host_load import HostSample, mean
 
 FIGURES = ("step", "up", "down", "rtt", "jitter", "clock", "foreign")
-"""Names of the figures, as in `fidelity.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealDeviceFigures:
-    """Measured figures of a real device. A figure is None if it was not measured."""
+    """A figure is None if it was not measured."""
 
     device: str
     host: str
@@ -39,7 +38,7 @@ class RealDeviceFigures:
     """Mean share of the device's CPUs that other work took during the run."""
 
     def unjudged(self) -> str | None:
-        """Return a sentence on what was not measured; None if all was."""
+        """Sentence on what was not measured; None if all was."""
         lacking = {
             "its clock": self.clock,
             "its link": self.rtt,
@@ -49,7 +48,6 @@ class RealDeviceFigures:
         return f"{', '.join(missing)}: not measured" if missing else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the device's entry in `fidelity.json`."""
         figures = {name: getattr(self, name) for name in FIGURES}
         rounded = {
             name: None if one is None or not math.isfinite(one) else float(f"{one:.6g}")
@@ -65,12 +63,8 @@ def of_run(
     clocks: Mapping[str, float],
     loads: Mapping[str, Sequence[HostSample]],
 ) -> tuple[RealDeviceFigures, ...]:
-    """Return the figures of the real devices of a run.
-
-    `hosts`: device -> SSH destination. `records`: the run's records. `samples`: telemetry. `clocks`:
-    SSH destination -> maximum error of the times, in seconds. `loads`: SSH destination -> samples of
-    the load.
-    """
+    """`hosts`: device -> SSH destination. `samples`: telemetry. `clocks`: SSH destination -> maximum
+    error of the times, in seconds. `loads`: samples of the load, by SSH destination."""
     if not hosts:
         return ()
     steps: dict[str, list[float]] = {}

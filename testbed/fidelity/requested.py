@@ -1,5 +1,4 @@
-"""Resources requested for each device of a run, from the plan and from the changes in the run's
-events."""
+"""Resources requested for each device of a run, by plan and events."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ from testbed.plan.planned_devices import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
-    """Return the resources that were requested for each emulated device, and for each real device with
-    limits, in device order."""
+    """In device order: emulated devices, and real ones with limits."""
     cgroups, absent = spec.plan.traits.cgroups, spec.plan.absent
     found = {
         device.name: _DeviceRequests(
@@ -57,13 +55,12 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
 
 
 def _own_rtt(spec: RunSpec, device: PlannedDevice) -> float:
-    """Return the round trip of a real device before its link was shaped, in seconds; 0 if unknown."""
+    """Round trip of a real device before its link was shaped, in seconds; 0 if unknown."""
     figures = spec.directory.read_manifest().get("real", {}).get(device.name, {})
     return figures.get("rtt") or 0.0
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:
-    """Return the steps of the scenario that were carried out, with their due times."""
     return [
         StepDone(
             f"{record.details['action']} of {record.device}", record.at - record.lateness, record.at
@@ -76,8 +73,7 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 def trainings(
     requested: Iterable[Requested], records: Iterable[events.Record]
 ) -> dict[str, list[TrainingSpan]]:
-    """Return device -> trainings of the device for updates that were applied, for each device in
-    `requested`."""
+    """By device, for updates that were applied."""
     by_device = {one.device: one for one in requested}
     found: dict[str, list[TrainingSpan]] = {name: [] for name in by_device}
     for record in records:
@@ -99,25 +95,22 @@ def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
 
 @dataclass(slots=True, kw_only=True)
 class _DeviceRequests:
-    """Requests for one device, collected from the records in order."""
-
     planned: PlannedDevice
     cgroups: bool
-    """Whether a control group limits the device."""
+    """True if a control group limits the device."""
     alone: bool
-    """Whether the device's container is outside the control groups of the run, as on a Swarm."""
+    """True if the container is outside the run's control groups, as on a Swarm."""
     away: bool
-    """Whether the device is absent at the start."""
+    """True if the device is absent at the start."""
     own_rtt: float
-    """Round trip of the device's own network in seconds, to which its link adds; 0 for an emulated
-    device."""
+    """Round trip in seconds of the device's own network, to which its link adds; 0 if emulated."""
     _cpu: list[RequestedCpu] = field(default_factory=list)
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
-    """State of the device after all actions since the run began or was resumed."""
+    """After all actions since the run began or was resumed."""
     _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
-    """Reason for an absence -> device time at which the absence began, in seconds."""
+    """Reason for an absence -> device time in seconds."""
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -128,7 +121,6 @@ class _DeviceRequests:
             self._begin_absence("down", 0.0)
 
     def on_action(self, record: events.Acted) -> None:
-        """Handle an action on the device."""
         action = record.action
         if action is None:
             return
@@ -152,8 +144,7 @@ class _DeviceRequests:
                         self._end_absence(hold, record.at)
 
     def on_resume(self, at: float, *, ready: bool) -> None:
-        """Handle the resumption of the run. The device has its planned settings again. `ready`: whether
-        the device is ready. A device that is not ready counts as absent."""
+        """The device has its planned settings again. A device that is not ready counts as absent."""
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:
@@ -165,14 +156,13 @@ class _DeviceRequests:
             self._begin_absence("down", at)
 
     def on_status(self, record: events.ClientStatus) -> None:
-        """Handle a status report of the client."""
         if record.state == "offline":
             self._begin_absence("down", record.at)
         elif record.state == "ready":
             self._end_absence("down", record.at)
 
     def result(self, node: PlannedNode | None) -> Requested:
-        """Return all requests. Absences that have not ended last until the end of the run."""
+        """Absences that have not ended last until the end of the run."""
         for what in list(self._absent_since):
             self._end_absence(what, math.inf)
         device, gpu = self.planned, self.planned.gpu
@@ -205,7 +195,7 @@ class _DeviceRequests:
         self._cpu.append(RequestedCpu(share, planned.period / 1e6 / planned.dilation, at, limits))
 
     def _real_cpu(self, at: float) -> RequestedCpu:
-        """Return the request of a real device, of whose control group the CPU quota alone is set."""
+        """A real device's control group has the CPU quota alone."""
         planned = self.planned
         if planned.cpu is None:
             return RequestedCpu(None, at=at)

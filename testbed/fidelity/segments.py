@@ -29,8 +29,8 @@ _WIRE = 1514 / 1448
 def of_run(
     spec: RunSpec, records: Iterable[events.Record], epoch: float, begin: float, end: float
 ) -> tuple[SegmentFidelity, ...]:
-    """Return the rows of the run `spec` with `records`. `epoch`: reading of the monotonic clock at
-    device time 0, in device time. `begin` and `end`: device times in seconds."""
+    """`epoch`: the monotonic clock at device time 0, in device time. `begin`, `end`: device times in
+    seconds."""
     segments = spec.plan.segments
     if not segments:
         return ()
@@ -50,8 +50,7 @@ def background_spans(
     begin: float,
     end: float,
 ) -> Iterator[Span]:
-    """Yield the times from `begin` to `end` during which the background traffic of the segment `name`
-    was on, and no segment on its path was cut."""
+    """Yield the times at which the background traffic was on, and no segment on its path was cut."""
     path = {one.name for one in path_of(name, segments)}
     stopped: set[tuple[str, type]] = set()
     since = begin
@@ -85,10 +84,10 @@ def measure_segments(
     """Return a row for each segment and direction that was measured, or that has background traffic.
     Rates are in bit/s of device time.
 
-    `segments`: the tree of the plan, by name. `samples`: messages of the router (`NetworkProbe`,
-    `NetworkUse`). `seed`: seed of the run. `epoch`: time of the samples' clock at device time 0, in
-    seconds of device time. `traffic_spans`: device times during which the background traffic of each
-    segment was on. It is judged over these times; nothing is judged if they are empty or have no end.
+    `samples`: messages of the router (`NetworkProbe`, `NetworkUse`). `epoch`: the samples' clock at
+    device time 0, in seconds of device time. `traffic_spans`: device times at which each segment's
+    background traffic was on. It is judged over these times; not at all if they are empty or have no
+    end.
     """
     probed: dict[tuple[str, str], SegmentFigures] = {}
     uses: list[NetworkUse] = []
@@ -122,9 +121,8 @@ def measure_segments(
 def _passed(
     uses: Iterable[NetworkUse], way: Way, name: str, children: Collection[str], spans: Sequence[Span]
 ) -> float:
-    """Return the bytes of the own background traffic of the segment `name` that passed it during
-    `spans`. Bytes that passed between two reports count in proportion. `children`: the segments below
-    it, whose background traffic is not its own."""
+    """Bytes of the segment's own background traffic that passed it during `spans`, in proportion if
+    between two reports. `children`: segments below it, whose background traffic is not its own."""
     total = 0.0
     for use in uses:
         shown = math.fsum(_overlap((use.at - use.seconds, use.at), span) for span in spans)
@@ -140,7 +138,7 @@ def _overlap(one: Span, other: Span) -> float:
 
 
 def _offered(kind: Background, seed: int, segment: str, spans: Sequence[Span]) -> float:
-    """Return the bytes on the wire that background traffic offered during `spans`."""
+    """Bytes on the wire that background traffic offered during `spans`."""
     end = spans[-1][1]
     if background.is_flows(kind):
         arrivals = itertools.takewhile(

@@ -1,5 +1,5 @@
-"""Durations of training steps and of client starts, measured in finished runs. Virtual time uses these
-durations to predict other runs."""
+"""Durations of training steps and client starts in finished runs, by which virtual time predicts
+others."""
 
 from __future__ import annotations
 
@@ -28,23 +28,21 @@ from testbed.plan.costs import SLICED_SHARE, StepTime, with_step_time
 from testbed.topology import Virtual
 
 _LEAST_RANGE = 0.25
-"""Minimum range of `depth` that is needed to determine the cost of slices. The CPU shares 0.1 and 0.17
-differ by about this much, and so do 0.5 and 0.84."""
+"""Minimum range of `depth` to determine the cost of slices. The CPU shares 0.1 and 0.17 differ by about
+this much, and so do 0.5 and 0.84."""
 
 
 def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the mean CPU time of a training step, one row per run and device. Only devices whose
-    training time depends on their CPU share have a row. Devices with a GPU, `gflops` or a `timing` have
-    none. The columns are:
+    """Return the mean CPU time of a training step, one row per run and device whose training time
+    depends on its CPU share: not with a GPU, `gflops` or a `timing`. The columns are:
 
     `run` and `device`: names. `cpu`: share of a core. `depth`: logarithm of the share of a host core,
     scaled to 0 for a whole core and to 1 for `SLICED_SHARE`. `trainings`: number of trainings that
     count. `step`: mean CPU time of a step, in seconds.
 
     A training does not count if the device's CPU share changed before its end, or if an action was
-    carried out on the device during the training. A training begins when its model arrives, or when the
-    previous training ends, whichever is later. The cost of an update in addition to its steps is
-    subtracted.
+    carried out on the device during it. It begins when its model arrives, or when the previous one ends,
+    whichever is later. The cost of an update in addition to its steps is subtracted.
 
     Raises BadInputError if there is no row, or if a step is not the same work in all runs.
     """
@@ -60,9 +58,8 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def fit(devices: pd.DataFrame) -> StepTime:
-    """Return the step time as a linear function of `depth`, fitted to `devices` by least squares.
-    `devices`: rows of `of_devices`. If the CPU shares are too close to each other, or if steps do not
-    take longer with smaller shares, the result is one constant: the mean step time of all rows."""
+    """Least squares in `depth`, for rows of `of_devices`. If the CPU shares are too close to each other,
+    or if steps do not take longer with smaller shares, it is the mean step time of all rows."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)
@@ -72,33 +69,31 @@ def fit(devices: pd.DataFrame) -> StepTime:
 
 
 def start_time(runs: Sequence[Run]) -> float | None:
-    """Return the mean time in seconds from the order to start a client (restart or join) until the
-    client is ready; None if no client was started.
+    """Mean seconds from the order to start a client (restart or join) until it is ready; None if there
+    was none.
 
-    Starts that were disturbed by another action on the device do not count. Therefore, if crashes
-    quickly follow each other, long starts are missing from the mean.
+    Starts that were disturbed by another action on the device do not count. So if crashes quickly follow
+    each other, long starts are missing from the mean.
     """
     found = [seconds for run in runs for seconds in _starts(run)]
     return _rounded(float(np.mean(found))) if found else None
 
 
 def _rounded(seconds: float) -> float:
-    """Return `seconds` with five significant digits: the others are noise in a topology."""
+    """Five significant digits: the others are noise in a topology."""
     return float(f"{seconds:.5g}")
 
 
 def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:
-    """Return the settings under a topology's key `virtual` for the costs `step` and `start`, as plain
-    values. `start`: seconds to start a client; None for the default."""
+    """Plain values of a topology's key `virtual`. `start`: seconds to start a client; None for the
+    default."""
     made = with_step_time(Virtual().with_defaults([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))
 
 
 def _work(run: Run) -> dict[str, Any]:
-    """Return the settings that determine the work of a training step. Only runs with equal settings can
-    be compared.
-    """
+    """Settings that determine the work of a training step; only runs with equal ones can be compared."""
     task = dict(run.topology["task"])
     local = task.pop("local")
     task.pop("partition", None)

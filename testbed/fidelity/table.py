@@ -1,4 +1,4 @@
-"""Tables of the fidelity of an emulation, shown at the end of a run."""
+"""Tables at the end of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from testbed.fidelity.real_devices import RealDeviceFigures
 _MAX_ROWS = 20  # more devices are shown by group, as in the other tables
 _NONE = "–"
 _SHORT_SECONDS = 0.05
-"""Seconds of waiting below which the share of the rate is not shown: it is that of a few packets."""
+"""Below this waiting time the share of the rate is not shown: it is that of a few packets."""
 _UNITS = {
     "up": ("up Mbit/s", 1e-6),
     "down": ("down Mbit/s", 1e-6),
@@ -36,13 +36,12 @@ _UNITS = {
     "jitter": ("jitter ms", 1e3),
     "loss": ("loss %", 1e2),
 }
-"""Name of a figure -> title of the figure's column, and factor that converts the figure to the unit in
-the title."""
+"""Title of a figure's column, and factor to its unit."""
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
-    """Return the rows of the tables, one per device. If there are many devices, return one row per group
-    and node, with the worst value of each figure and the mean of `used`."""
+    """One per device; one per group and node if there are many devices, with the worst value of each
+    figure and the mean of `used`."""
     if len(fidelity.devices) <= _MAX_ROWS:
         return fidelity.devices
     groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
@@ -76,7 +75,7 @@ def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
 
 
 def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
-    """Return direction -> traffic of the device whose link carried the smallest share of its rate."""
+    """By direction: the device whose link carried the smallest share of its rate."""
     found = {}
     for way in RATES:
         known = [one.carried[way] for one in members if way in one.carried]
@@ -86,8 +85,7 @@ def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
 
 
 def render(fidelity: Fidelity) -> RenderableType:
-    """Return tables of requested and measured values, and a line on the worst errors. Figures of links
-    that were neither requested nor measured for any device are left out."""
+    """Figures of links that were neither requested nor measured for any device are left out."""
     shown = rows(fidelity)
     parts: list[RenderableType] = [Text(), _cpu_table(shown)] if shown else []
     for names in (RATES, DELAYS):
@@ -106,7 +104,7 @@ def render(fidelity: Fidelity) -> RenderableType:
 
 
 def summary(fidelity: Fidelity) -> str:
-    """Return a line with the worst CPU error and, if links were requested, the worst error of a link."""
+    """Line with the worst CPU error, and that of a link if links were requested."""
     line = "CPU: every device got its share whenever it wanted to run"
     if all((one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS for one in fidelity.devices):
         line = "CPU: no device was busy long enough to be judged"
@@ -151,7 +149,6 @@ def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
 
 
 def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Return the table of GPUs."""
     table = console.number_table("device", "gpu", "got", "memory MiB", "at most", "SM use")
     for one in shown:
         if (gpu := one.gpu) is not None:
@@ -168,9 +165,8 @@ def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 
 def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
-    """Return the cells `got` and `error` for a device that was never busy for long. The cells come from
-    the device's CPU share while its client wanted to run. A device that got at least the requested share
-    has the cell `enough`."""
+    """Cells `got` and `error` for a device that was never busy for long, from its CPU share while the
+    client wanted to run; `enough` if that is at least the requested one."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
         return "hardly used", _NONE
     if one.demand.error is not None and one.demand.error < 0:
@@ -189,7 +185,6 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
 
 
 def _real_table(shown: Iterable[RealDeviceFigures]) -> Table:
-    """Return the table of real devices, whose figures are measured only."""
     table = console.number_table(
         "real device",
         "step ms",
@@ -209,8 +204,7 @@ def _real_table(shown: Iterable[RealDeviceFigures]) -> Table:
 
 
 def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Return the table of traffic: the seconds in which packets waited, and the share of the link's rate
-    that was carried in that time."""
+    """Seconds in which packets waited, and share of the rate that was carried then."""
     ways = [way for way in RATES if any(way in one.carried for one in shown)]
     table = console.number_table(
         "device", *(title for way in ways for title in (f"{way} while queued", "seconds"))
@@ -230,8 +224,6 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 
 def _segment_table(segments: Sequence[SegmentFidelity]) -> Table:
-    """Return the table of segments: the rates that were measured before the start, and the background
-    traffic."""
     names = ("alone", "together", "background")
     shown = [name for name in names if any(getattr(one, name) != Figure() for one in segments)]
     titles = {"alone": "alone Mbit/s", "together": "all Mbit/s", "background": "background Mbit/s"}

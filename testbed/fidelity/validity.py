@@ -1,8 +1,7 @@
 """Validity of a run: whether its results can be trusted.
 
-A host can be too slow for the emulation. So the host's load, the lateness of timers, and the devices'
-measured figures are compared with thresholds. A run that exceeds a threshold is not valid, and its
-verdict names the reason.
+A host can be too slow for the emulation. So its load, the lateness of timers, and the devices' figures
+are compared with thresholds. The verdict names each one that is exceeded.
 """
 
 from __future__ import annotations
@@ -20,15 +19,11 @@ from testbed.fidelity.figures import CPU, RATES, Fidelity, Figure, SegmentFideli
 from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
-"""Minimum load for a core or a server to count as full. The kernel and the sampling need the rest of the
-time."""
+"""Load from which a core or a server counts as full. The kernel and the sampling need the rest."""
 _FULL_SHARE_OF_RUN = 0.2
-"""Maximum share of the run in which a server may be full. Short phases of full load are normal, and
-affect only some updates."""
+"""Maximum share of the run in which a server may be full. Short phases affect only some updates."""
 _FULL_SECONDS = 3.0
-"""A server may always be full for less than this number of seconds, even if that is more than
-`_FULL_SHARE_OF_RUN` of the run. The reason is that the start and the end of a run take a large share of
-a short run."""
+"""A server may always be full for less than this: start and end take a large share of a short run."""
 _FOREIGN_SHARE = 0.12
 """Maximum share of the devices' CPU time that other work may take. Even if a device gets its share,
 other work that runs between two time slices of the device may evict the device's data from the caches.
@@ -42,97 +37,78 @@ _STEAL_SHARE = 0.05
 """Maximum share of CPU time that the hypervisor may take. Many kernels charge the stolen time to the
 device that was running, so no figure of a device shows the loss."""
 _LATE_SECONDS = 0.25
-"""Minimum lateness of a timer, in seconds, to count as late. At this lateness, the process runtime
-leaves devices suspended or running for several periods of the runtime, and time stamps are off by as
-much as a training may take."""
+"""Lateness from which a timer counts as late. The process runtime then leaves devices suspended or
+running for several of its periods, and time stamps are off by as much as a training may take."""
 _LATE_SHARE_OF_RUN = 0.05
-"""Maximum share of the run with late timers. Single late timers are normal, for example when a cron job
+"""Maximum share of the run with late timers. Single ones are normal, for example when a cron job
 runs."""
 _STALL_SECONDS = 2.0
-"""Lateness of a timer, in seconds, above which the machine was paused or asleep while the run clock
-continued."""
+"""Lateness above which the machine was paused or asleep while the run clock continued."""
 _CPU_ERROR_PERCENT = 10.0
-"""Maximum error of a CPU share, in %. The emulation keeps shares to 1 %, but unnoticed pauses may lower
-a measured share by up to 10 % (`measuring`)."""
+"""Emulation keeps shares to 1 %, but unnoticed pauses may lower a measured share by up to 10 %
+(`measuring`)."""
 _LINK_ERROR_PERCENT = 10.0
-"""Maximum error of a link's figure, in %. Queues and TCP's slow start cost a probe some per cent of the
-rate."""
+"""Queues and TCP's slow start cost a probe some per cent of the rate."""
 _SEGMENT_ERROR_PERCENT = 5.0
-"""Maximum error of a segment's rate, in %."""
 FAILED_LINK_PERCENT = 25.0
-"""Error of a link's rate, in %, above which a run does not start. A busy host causes smaller errors:
-with twice as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a
-busy host may delay them: a round trip of 80 ms once took 44 % longer."""
+"""Error of a link's rate above which a run does not start. A busy host causes smaller ones: with twice
+as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a busy host
+may delay them: a round trip of 80 ms once took 44 % longer."""
 _DRIFT = 1.25
-"""Maximum ratio between the training times in one window of a run and the training times in the rest of
-the run. A run with a larger ratio, in either direction, counts as disturbed. Other guests of a
-hypervisor change training times by some per cent from second to second."""
+"""Maximum ratio between the training times in one window of a run and in the rest, in either direction.
+Other guests of a hypervisor change training times by some per cent from second to second."""
 _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
-"""Number of windows into which a run is divided, and minimum number of trainings in a window."""
+"""Windows of a run, and minimum number of trainings in each."""
 _MOMENT_SECONDS = 0.05
-"""Length of a disruption, in seconds, below which its begin alone is named: it was seen when it began,
-and its end was not seen."""
+"""A shorter disruption is named by its begin alone: its end was not seen."""
 _MIN_SECONDS = 3.0
-"""Minimum time with samples that is needed to judge the host, in seconds."""
+"""Minimum time with samples to judge the host."""
 _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
-"""Maximum error of the times of another host: in seconds, and as a share of the shortest delay of a
-link."""
+"""Maximum error of another host's times: in seconds, and as a share of a link's shortest delay."""
 _TITLES = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
-"""Names of a link's figures in a sentence."""
 _DOUBT = ": this run will not be valid"
-"""End of a note that gives, during a run, a reason why the run will not be valid."""
+"""End of a note, during a run."""
 _STEP_LATE_SECONDS = 0.5
-"""Maximum lateness of a step of the scenario, in seconds. A change of many devices takes some tenths of
-a second, and samples of its effect are a second apart."""
+"""Maximum lateness of a step of the scenario. A change of many devices takes some tenths of a second,
+and samples of its effect are a second apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step of the scenario that was carried out."""
-
     what: str
     """Action and device, as in `set of pi-1`."""
     due: float
-    """Device time at which the step was due, in seconds."""
+    """Device time in seconds."""
     done: float
-    """Device time at which the step was carried out, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpan:
-    """A device's training for an update that was applied."""
+    """A device's training for an update that was applied. Begin and end are device times in seconds."""
 
     begin: float
-    """Device time at which the training began, in seconds."""
     end: float
-    """Device time at which the training ended, in seconds."""
     pace: float | None = None
-    """Seconds per step on a whole core: duration × requested share ÷ steps. None if the pace is unknown,
-    for example because the device's CPU share changed during the training, or the device was absent."""
+    """Seconds per step on a whole core: duration × requested share ÷ steps. None if unknown, for example
+    because the CPU share changed during the training, or the device was absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Verdict on a run, with its reasons."""
-
     reasons: tuple[str, ...] = ()
-    """Reasons why the run is not valid."""
     unjudged: tuple[str, ...] = ()
     """Checks that were not possible, with the reason."""
 
     @property
     def valid(self) -> bool | None:
-        """True if everything requested was checked and met. False if there are reasons against the run.
-        None if there is no such reason, but something could not be checked."""
+        """None if nothing speaks against the run, but something could not be checked."""
         return False if self.reasons else None if self.unjudged else True
 
     @property
     def verdict(self) -> Literal["valid", "not valid", "not judged"]:
-        """The verdict in words."""
         return _VERDICTS[self.valid]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry `validity` of the manifest."""
         return {
             "valid": self.valid,
             "reasons": list(self.reasons),
@@ -140,9 +116,8 @@ class Validity:
         }
 
     def after(self, earlier: Validity, without: int = 0) -> Validity:
-        """Return the validity of a whole resumed run. `self`: validity of the last segment. `earlier`:
-        validity of the earlier segments. `without`: number of earlier segments that ended without a
-        verdict."""
+        """Validity of a whole resumed run, whose last segment this is. `without`: number of earlier
+        segments that ended without a verdict."""
         lost = (f"{quantity(without, 'earlier segment')} of the run: ended without a verdict",)
         return Validity(
             tuple(dict.fromkeys(earlier.reasons + self.reasons)),
@@ -151,7 +126,6 @@ class Validity:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Validity:
-        """Read the validity from an entry of the manifest."""
         reasons, unjudged = (tuple(map(str, entry.get(key, ()))) for key in ("reasons", "unjudged"))
         return cls(reasons, unjudged)
 
@@ -165,12 +139,9 @@ _VERDICTS: dict[bool | None, Literal["valid", "not valid", "not judged"]] = {
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Assessment of a whole run: the devices' fidelity, the verdict, and the steps of the scenario."""
-
     fidelity: Fidelity
     validity: Validity
     steps: tuple[StepDone, ...]
-    """Steps of the scenario that were carried out."""
 
 
 def verdict(
@@ -186,11 +157,9 @@ def verdict(
 ) -> Validity:
     """Judge a run. Missing evidence never makes a run valid.
 
-    `host`: samples of this host while the run clock was running. `fidelity`: figures of the devices.
-    `steps`: steps of the scenario. `trainings`: trainings of each device. `failures`: actions and
-    processes that failed. `disruptions`: times in which the testbed itself disturbed the run.
-    `wrong_sums`: sums of masked updates that were wrong. `others`: samples of other hosts with devices,
-    by name.
+    `host`: samples while the run clock was running. `trainings`: those of each device. `failures`:
+    actions and processes that failed. `disruptions`: by the testbed itself. `others`: samples of other
+    hosts with devices, by name.
     """
     reasons = [*load(host), *_wrong_shares(fidelity, host)]
     for name, samples in others.items():
@@ -221,13 +190,12 @@ def verdict(
 
 
 def doubt_note(doubt: str) -> str:
-    """Return the text of a note that says during a run that the run will not be valid, because of
-    `doubt`."""
+    """Text of a note, during a run."""
     return f"{doubt}{_DOUBT}"
 
 
 def recorded_reasons(records: Sequence[Note | Disrupted | WrongSum]) -> tuple[str, ...]:
-    """Return the reasons against a run that are already in its records while the run continues."""
+    """Reasons against a run that are in its records while it continues."""
     notes = [record.message for record in records if isinstance(record, Note)]
     doubts = [note.removesuffix(_DOUBT) for note in notes if note.endswith(_DOUBT)]
     disruptions = [record for record in records if isinstance(record, Disrupted)]
@@ -236,7 +204,6 @@ def recorded_reasons(records: Sequence[Note | Disrupted | WrongSum]) -> tuple[st
 
 
 def load(host: Sequence[HostSample]) -> Iterator[str]:
-    """Yield reasons against a run from the load of a host."""
     yield from _busy_server(host)
     yield from _foreign_load(host)
     yield from _stolen_time(host)
@@ -267,14 +234,12 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
 
 
 def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if limits in the kernel differ from the requested limits."""
     if wrong := [one for one in fidelity.devices if one.wrong_limits]:
         what = "; ".join(wrong[0].wrong_limits)
         yield f"the kernel has other limits for {wrong[0].device}: {what}{_more_text(len(wrong))}"
 
 
 def _slow_links(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if links carried less than their rate while packets waited."""
     slow = [
         (one.slow, _TITLES[way], device.device)
         for device in fidelity.devices
@@ -290,8 +255,8 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if the share of lost round trips differs from the requested share, and a reason if
-    there was a delay although no delay was requested."""
+    """Yield reasons for a share of lost round trips other than requested, and for a delay that was not
+    requested."""
     lossy = [one for one in fidelity.devices if one.loss_is_off]
     if lossy:
         worst = max(lossy, key=lambda one: one.figures["loss"].got or 0.0)
@@ -311,7 +276,6 @@ def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _gpu_reasons(fidelity: Fidelity) -> Iterator[str]:
-    """Yield reasons if devices had more of a GPU than requested."""
     having = [(one.device, one.gpu) for one in fidelity.devices if one.gpu is not None]
     if free := [device for device, gpu in having if gpu.outside]:
         yield f"{free[0]} had its whole GPU: its client ran without MPS's limits{_more_text(len(free))}"
@@ -324,8 +288,8 @@ def _gpu_reasons(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _drift(trainings: Iterable[Sequence[TrainingSpan]]) -> Iterator[str]:
-    """Yield a reason if trainings took much longer, or much less time, in one window of the run than in
-    the rest."""
+    """Yield a reason if trainings took much longer, or much less, in one window than in the rest of the
+    run."""
     paces: list[tuple[float, float]] = []
     for device in trainings:
         known = [((one.begin + one.end) / 2, one.pace) for one in device if one.pace is not None]
@@ -410,8 +374,7 @@ def _wrong_shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[st
 def link_doubt(
     fidelity: Fidelity, limit: float = _LINK_ERROR_PERCENT, names: tuple[str, ...] = (*RATES, "rtt")
 ) -> str | None:
-    """Return a sentence on the links with an error above `limit` (%) in one of the figures `names`; None
-    if no link has such an error."""
+    """Sentence on links with an error above `limit` (%) in one of `names`; None if there is none."""
     off, worst = len(_beyond(fidelity, names, limit)), fidelity.worst(*names)
     if not off or worst is None:
         return None
@@ -422,9 +385,8 @@ def link_doubt(
 def segment_doubt(
     segments: Sequence[SegmentFidelity], limit: float = _SEGMENT_ERROR_PERCENT
 ) -> str | None:
-    """Return a sentence on the segments whose measured rate differs from the requested one by more than
-    `limit` (%). The rates were measured before the start of the run. Return None if there is no such
-    segment."""
+    """Sentence on segments with an error above `limit` (%) before the start of the run; None if there is
+    none."""
     off = _segments_beyond(segments, limit)
     if not off:
         return None
@@ -464,7 +426,7 @@ def _segments_beyond(
 
 
 def _beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> list[str]:
-    """Return the devices with an error above `limit` (%) in one of the figures `names`."""
+    """Devices with an error above `limit` (%) in one of `names`."""
     return [
         one.device
         for one in fidelity.devices
@@ -483,7 +445,7 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
 
 
 def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if the times of devices on another host may have too large an error."""
+    """Yield a reason if times of another host's devices may have too large an error."""
     delays = [rtt / 2 for one in fidelity.devices if (rtt := one.figures["rtt"].requested)]
     limit = min([_CLOCK_SECONDS, *(_OF_A_DELAY * delay for delay in delays)])
     off = {host: one for host, one in fidelity.clocks.items() if one > limit}
@@ -497,9 +459,8 @@ def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _disruption_reasons(disruptions: Iterable[Disrupted]) -> Iterator[str]:
-    """Yield one sentence per reason for disruptions. The sentence is about the longest disruption.
-    Overlapping disruptions count as one, because several processes may have reported the same
-    disruption."""
+    """One sentence per reason, on the longest disruption. Overlapping ones count once, because several
+    processes may have reported the same."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for one in sorted(disruptions, key=lambda one: one.since):
         known = spans.setdefault(one.reason, [])
