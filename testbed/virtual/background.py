@@ -19,8 +19,6 @@ _USE_EVERY: Nanoseconds = SECOND
 
 
 class SegmentTraffic:
-    """Background traffic of a run's segments, and the use of the segments."""
-
     def __init__(
         self,
         queue: EventQueue,
@@ -30,8 +28,8 @@ class SegmentTraffic:
         seed: int,
         record: Callable[[NetworkUse], None],
     ) -> None:
-        """`segments`: the tree, by name. A parent comes before its children. `devices`: segment -> the
-        devices below it. `seed`: the run's seed. `record`: called with the use of the segments."""
+        """`segments`: a parent comes before its children. `devices`: segment -> the devices below it.
+        `record`: called with the use of the segments."""
         self.events, self.network = queue, network
         self._record = record
         self.devices = devices
@@ -46,23 +44,21 @@ class SegmentTraffic:
         }
 
     def start(self) -> None:
-        """Begin the background traffic, at the start of the run clock."""
         for sources in self._sources.values():
             for source in sources:
                 source.plan_next()
 
     def set_background(self, segment: str, *, on: bool) -> None:
-        """Switch all background traffic of `segment` on or off. Transfers in progress end at once when
-        it is switched off."""
+        """Transfers in progress end at once when it is switched off."""
         for source in self._sources[segment]:
             source.switch(on=on)
 
     def change(self, segment: str, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.Segment`. The change also applies to messages in flight."""
+        """Change fields of `agents.config.Segment`, also for messages in flight."""
         self.network.change(segment, changes)
 
     def cut(self, segment: str, *, is_cut: bool) -> None:
-        """Cut `segment`, or let packets pass again. Messages in flight wait meanwhile."""
+        """Messages in flight wait while the segment is cut."""
         self.network.cut(segment, is_cut=is_cut)
 
     @property
@@ -79,8 +75,7 @@ class SegmentTraffic:
         return self.planned if is_idle else 0
 
     def record_use(self, *, at_end: bool = False) -> None:
-        """Record the use of the segments since the last record, if this is due or `at_end` is true.
-        Nothing is recorded if nothing has passed."""
+        """Record the use since the last record, if this is due or `at_end`, and anything has passed."""
         now, since = self.events.now, self._recorded
         if now == since or (now - since < _USE_EVERY and not at_end):
             return
@@ -105,8 +100,6 @@ class SegmentTraffic:
 
 
 class _TrafficSource:
-    """Background traffic of one entry, in one direction."""
-
     def __init__(
         self, traffic: SegmentTraffic, one: Background, name: str, path: tuple[Pipe, ...], seed: int
     ) -> None:
@@ -115,18 +108,16 @@ class _TrafficSource:
         self._is_on = True
         self._is_flows = background.is_flows(one)
         self._rate = 0.0
-        """Present rate while it is on, in bit/s."""
+        """bit/s while it is on."""
         self._changes: Iterator[tuple[float, float]] = (
             background.transfers(one, seed, name)
             if self._is_flows
             else background.rates(one, seed, name)
         )
         self._transfers: dict[int, Transfer] = {}
-        """Transfers in progress, by number."""
         self._begun = 0
 
     def plan_next(self) -> None:
-        """Plan the next transfer or change of the rate."""
         at, value = next(self._changes, (None, 0.0))
         if at is not None:
             self._traffic.planned += 1
@@ -146,7 +137,6 @@ class _TrafficSource:
         self.plan_next()
 
     def switch(self, *, on: bool) -> None:
-        """Switch the traffic on or off."""
         if on == self._is_on:
             return
         self._is_on = on

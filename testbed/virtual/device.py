@@ -27,50 +27,44 @@ class LazyTraining(Protocol):
     work: float
     """Work of the whole training in steps of a full mini-batch."""
     due: Nanoseconds
-    """Device time at which the training is expected to end, in nanoseconds. Among waiting trainings,
-    those that end first are computed first."""
+    """Device time at which the training is expected to end. Those that end first are computed first."""
 
     def outcome(self) -> client.Outcome:
-        """Compute the result, or return it if it is already computed."""
+        """Computed at the first call."""
 
-    def shorten(self, steps: int) -> None:
-        """Reduce the training to its first `steps` steps."""
+    def shorten(self, steps: int) -> None: ...
 
     def request_result(self) -> None:
-        """Report that the result will be needed soon."""
+        """The result will be needed soon."""
 
 
 _PATIENCE = from_seconds(silence_timeout())
-"""Nanoseconds of silence after which the broker drops most clients."""
+"""Silence after which the broker drops most clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTraining:
-    """The training in progress. All times are in nanoseconds. `started` is a device time. All other
-    times are running times of the device, which exclude pauses (`VirtualDevice.running_time`)."""
+    """The training in progress. `started` is a device time; all other times exclude pauses
+    (`VirtualDevice.running_time`)."""
 
     training: LazyTraining
     started: Nanoseconds
-    """Device time at which the training started, in nanoseconds."""
     since: Nanoseconds
-    """Running time at which `done` steps were done, in nanoseconds. From this time to `end_time`, the
-    remaining steps are spread evenly."""
+    """Running time at which `done` steps were done. From then to `end_time`, the other steps are spread
+    evenly."""
     done: Fraction = Fraction()
-    """Number of steps done at `since`. It may be a fraction."""
+    """Steps done at `since`, perhaps a fraction."""
     computed: Nanoseconds
-    """Running time in nanoseconds at which all steps will be computed if the CPU share stays the
-    same."""
+    """Running time at which all steps will be computed if the CPU share stays the same."""
     floor: Nanoseconds
-    """Earliest running time at which the training may end, in nanoseconds, according to the device's
-    `timing`."""
+    """Earliest running time at which the training may end, by the device's `timing`."""
 
     @property
     def end_time(self) -> Nanoseconds:
-        """Running time at which the training ends, in nanoseconds."""
         return max(self.computed, self.floor)
 
     def progress(self, at: Nanoseconds) -> Fraction:
-        """Number of steps done at running time `at`."""
+        """Steps done at running time `at`."""
         steps, duration = self.training.steps, self.end_time - self.since
         if at >= self.end_time:
             return Fraction(steps)
@@ -78,20 +72,17 @@ class OngoingTraining:
         return self.done + (steps - self.done) * Fraction(at - self.since, duration)
 
     def slowed_down(self, at: Nanoseconds, factor: float) -> OngoingTraining:
-        """Return a copy that is slowed down. From running time `at` on, computing takes `factor` times
-        as long."""
+        """From running time `at` on, computing takes `factor` times as long."""
         left = round(max(0, self.computed - at) * factor)
         return replace(self, since=at, done=self.progress(at), computed=at + left)
 
     def delayed(self, at: Nanoseconds, by: Nanoseconds) -> OngoingTraining:
-        """Return a copy that is delayed: from running time `at` on, the device computes something else
-        for `by` nanoseconds."""
+        """From running time `at` on, the device computes something else for `by`."""
         since = max(at, self.since)
         return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
 
     def cut_short(self, at: Nanoseconds) -> OngoingTraining:
-        """Return a copy that is interrupted at running time `at`. The training then ends with the
-        current step."""
+        """Interrupted at running time `at`, the training ends with the current step."""
         steps = math.ceil(self.progress(at))
         ended = at
         if steps > self.done:
@@ -103,11 +94,11 @@ class OngoingTraining:
 
 @dataclass(slots=True, kw_only=True)
 class VirtualDevice:
-    """State of a device from a start until the device crashes or leaves. In a crash, the device's
-    messages in flight are lost."""
+    """State of a device from a start until it crashes, with which its messages in flight are lost, or
+    leaves."""
 
     index: int
-    """Position of the device in device order."""
+    """Position in device order."""
     name: str = ""
     core: client.ClientCore
     line: Line
@@ -115,70 +106,65 @@ class VirtualDevice:
     speed: ComputeTimes
     timing: Timing
     update_size: int = 0
-    """Size of an update in bytes."""
+    """Bytes."""
     working_on: OngoingTraining | None = None
-    """The latest training, which may have ended; None before the first training."""
+    """The latest training, which may have ended."""
     trainings: dict[int, LazyTraining] = field(default_factory=dict)
     """Trainings whose update is not sent yet, by sequence number: at most one in progress and one in the
     send buffer."""
     exchange: SimulatedExchange | None = None
     """Messages between clients, such as mask shares; None if the run has none."""
     energy: DeviceEnergy | None = None
-    """The device's energy, over all its restarts; None if it is not counted."""
+    """Over all restarts; None if it is not counted."""
     memory: SavedVectors | None = None
-    """Vectors that the client would find on its disk after a restart; None if there would be none."""
+    """Vectors that the client would find on its disk after a restart."""
     alive: bool = True
-    """Whether the device's client is running."""
     leaving: bool = False
-    """Whether the client has ended, and its last messages, such as its goodbye, have not yet arrived."""
+    """True if the client has ended, and its last messages, such as its goodbye, have not yet arrived."""
     next_life: Callable[[Nanoseconds], None] | None = None
-    """Callback that starts the device again after it has left; None if no start was ordered while it was
-    leaving."""
+    """Starts the device after it has left, if that was ordered while it was leaving."""
     frozen_at: Nanoseconds | None = None
-    """Device time at which the current pause began, in nanoseconds; None if the device is not paused."""
+    """Device time at which the current pause began; None without a pause."""
     lost_to_pauses: Nanoseconds = 0
-    """Total duration of all pauses except the current one, in nanoseconds."""
+    """Duration of all pauses but the current one."""
     unplugged: bool = False
     """Whether an action has disconnected the device."""
     all_lost: bool = False
-    """Whether the device's link loses every packet, or is too slow for a connection."""
+    """True if the link loses every packet, or is too slow for a connection."""
     patience: Nanoseconds = _PATIENCE
-    """Nanoseconds of silence after which the broker drops the device's client."""
+    """Silence after which the broker drops the client."""
     silent_since: Nanoseconds | None = None
-    """Device time in nanoseconds at which the device was cut off or paused. If it is both, the earlier
-    of the two times counts. None if it is neither."""
+    """Device time at which the device was cut off or paused, whichever was first; None if it is
+    neither."""
     given_up: bool = False
-    """Whether the broker has dropped the device's client, so that the client has to connect again."""
+    """True if the broker has dropped the client, which then has to connect again."""
     held_by_pause: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for messages that reached the client while it was paused. They are called when the
-    client resumes."""
+    """Messages that reached the client while it was paused; called when it resumes."""
     held_by_network: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for messages that could not pass while the device was cut off. They are called when
-    packets pass again."""
+    """Messages that could not pass while the device was cut off; called when packets pass again."""
     under_way: list[Callable[[], payloads.UpdateMessage]] = field(default_factory=list)
-    """Functions that make the updates in flight, in the order in which they were sent."""
+    """Functions that make the updates in flight, in the order of sending."""
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether no packets pass between the device and the server."""
+        """No packets pass between the device and the server."""
         return self.unplugged or self.all_lost or self.line.is_cut
 
     def last_awake(self, now: Nanoseconds) -> Nanoseconds:
-        """Return the latest device time, up to `now`, at which the device was not paused."""
+        """Latest device time, up to `now`, at which the device was not paused."""
         return now if self.frozen_at is None else self.frozen_at
 
     def running_time(self, now: Nanoseconds) -> Nanoseconds:
-        """Return the running time at `now`, which is the device time without pauses, in nanoseconds."""
+        """Device time without pauses."""
         return self.last_awake(now) - self.lost_to_pauses
 
     def freeze(self, now: Nanoseconds) -> None:
-        """Begin a pause."""
         self.frozen_at = now
         if self.energy is not None:
             self.energy.freeze(now)
 
     def thaw(self, now: Nanoseconds) -> None:
-        """End a pause, and handle the messages that arrived during it."""
+        """Handles the messages that arrived during the pause."""
         self.lost_to_pauses += now - self.last_awake(now)
         self.frozen_at = None
         if self.energy is not None:
@@ -186,15 +172,14 @@ class VirtualDevice:
         release(self.held_by_pause)
 
     def plug(self, *, connected: bool) -> None:
-        """Connect or disconnect the device. After a connection, first pass the messages that have
-        waited."""
+        """After a connection, the messages that have waited pass first."""
         self.unplugged = not connected
         self.release_if_free()
         self.line.plug(connected=connected)
 
     def change_link(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.AccessLink`. A link that loses every packet, or is too slow
-        for a connection, has the same effect as a disconnection."""
+        """Change fields of `agents.config.AccessLink`. If the link loses every packet, or is too slow
+        for a connection, the device is cut off."""
         self.all_lost = self.line.link.with_changes(changes).is_outage
         self.release_if_free()
         self.line.change(changes)
@@ -205,25 +190,24 @@ class VirtualDevice:
             release(self.held_by_network)
 
     def end(self) -> None:
-        """End the device at once. Messages in flight to and from it are lost."""
+        """Messages in flight to and from the device are lost."""
         self.alive = self.leaving = False
         self.line.drop()
 
     def leave(self, now: Nanoseconds) -> None:
-        """End the device, even if it is paused. Messages in flight from it still arrive."""
+        """Messages in flight from the device, even a paused one, still arrive."""
         self.alive, self.leaving = False, True
         self.line.down.drop()
         self.thaw(now)
 
     def finish_leaving(self) -> None:
-        """Record that the device's goodbye has arrived."""
+        """The device's goodbye has arrived."""
         self.leaving = False
         self.line.down.drop()
 
 
 def release(waiting: list[Callable[[], None]]) -> None:
-    """Empty the list and call its callbacks in order. A callback may append itself to the list to wait
-    again."""
+    """Call in order. A callback may append itself to the list to wait again."""
     released, waiting[:] = waiting[:], []
     for callback in released:
         callback()

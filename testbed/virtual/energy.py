@@ -4,10 +4,9 @@ A device consumes its idle power while it is on, in addition the power of its CP
 energy for each byte that it sends or receives. Received bytes are counted when a message arrives, sent
 bytes when an upload begins.
 
-The energy of a device divides into rounds and the rest. A round has the energy to receive its model,
-everything that the device consumes during the training except transfers, and the energy to send its
-update. The rest is `DeviceEnergy.idle`. The sum of the rounds that were sent or lost, of those in
-progress, and of the rest is the consumption of the device, exactly.
+A round has the energy to receive its model, everything that the device consumes during the training
+except transfers, and the energy to send its update. The rest is `DeviceEnergy.idle`. The sum of the
+rounds that were sent or lost, of those in progress, and of the rest is the consumption, exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _OpenRound:
 
 
 class DeviceEnergy:
-    """Energy of one device, over all its restarts. `index`: position of the device in device order."""
+    """Over all restarts. `index`: position in device order."""
 
     def __init__(self, device: PlannedDevice, index: int) -> None:
         assert device.energy is not None  # noqa: S101  (only such devices have an account)
@@ -43,34 +42,31 @@ class DeviceEnergy:
         self.index = index
         self.account = EnergyAccount(device.energy, device.cpu)
         self.runs_while_timed = device.cpu is None and device.gflops is None
-        """Whether the device computes during its whole `timing`, because nothing else is known of its
-        speed."""
+        """True if nothing is known of the device's speed but its `timing`: then it computes during all
+        of that."""
         self.restarts_with_power = False
-        """Whether the client starts when the device has power again."""
         self.check_at: Nanoseconds | None = None
-        """Device time of the planned check of the battery; None if no check is planned."""
+        """Device time of the planned check of the battery."""
         self.idle: Femtojoules = 0
-        """Energy that was consumed outside of rounds."""
         self.rounds: Femtojoules = 0
-        """Energy of the rounds that were sent or lost."""
+        """Rounds that were sent or lost."""
         self._share = None if device.gflops is not None else device.cpu
         self._work = self.account.busy
-        """Power of the CPU while the device computes, in addition to the idle power."""
+        """µW of the CPU while the device computes, beside the idle power."""
         self._busy_until: Nanoseconds = 0
-        """Device time at which the computation ends if the device is not paused."""
+        """Device time at which the computation ends without a pause."""
         self._left: Nanoseconds | None = None
-        """Nanoseconds of computation left; None if the device is not paused."""
+        """Computation left; None if the device is not paused."""
         self._received: dict[int, Femtojoules] = {}
-        """Energy to receive the models that are not used yet, by number of dispatch."""
+        """Energy to receive the models that are not used yet, by dispatch."""
         self._rounds: dict[int, _OpenRound] = {}
-        """Rounds whose update is not sent yet, by the update's sequence number."""
+        """By the update's sequence number."""
         self._training: _OpenRound | None = None
         """Round whose training is in progress."""
         self._sampled: tuple[Nanoseconds, Femtojoules] = (-1, 0)
         """Device time of the newest sample, and the consumption until then."""
 
     def advance(self, now: Nanoseconds) -> None:
-        """Count everything until `now`."""
         if self._left is None and self._busy_until > self.account.at:
             self._count(min(now, self._busy_until), self._work)
         self._count(now, 0)
@@ -91,20 +87,20 @@ class DeviceEnergy:
 
     @property
     def in_progress(self) -> Femtojoules:
-        """Energy of the rounds that are neither sent nor lost."""
+        """Rounds that are neither sent nor lost."""
         models = sum(self._received.values())
         return models + sum(one.energy for one in self._rounds.values())
 
     @property
     def work(self) -> int:
-        """Power of the CPU now, in µW in addition to the idle power."""
+        """µW beside the idle power."""
         computes = self._left is None and self._busy_until > self.account.at
         return self._work if computes else 0
 
     # Computation
 
     def compute(self, now: Nanoseconds, duration: Nanoseconds) -> None:
-        """Let the device compute for `duration` from `now` on, instead of what it has computed."""
+        """Replaces what the device has computed."""
         self.advance(now)
         if self._left is None:
             self._busy_until = now + duration
@@ -112,24 +108,22 @@ class DeviceEnergy:
             self._left = duration
 
     def compute_more(self, now: Nanoseconds, duration: Nanoseconds) -> None:
-        """Let the device compute for `duration` in addition."""
+        """Adds to what the device computes."""
         left = max(0, self._busy_until - now) if self._left is None else self._left
         self.compute(now, left + duration)
 
     def freeze(self, now: Nanoseconds) -> None:
-        """Pause the computation."""
         self.advance(now)
         if self._left is None:
             self._left = max(0, self._busy_until - now)
 
     def thaw(self, now: Nanoseconds) -> None:
-        """Continue the computation."""
         self.advance(now)
         if self._left is not None:
             self._busy_until, self._left = now + self._left, None
 
     def set_share(self, now: Nanoseconds, share: float) -> None:
-        """Change the CPU share. The power of the CPU is proportional to it."""
+        """The power of the CPU is proportional to its share."""
         self.advance(now)
         if self._share is not None:
             self._work = round(self.account.busy * share / self._share)
@@ -137,8 +131,8 @@ class DeviceEnergy:
     # Rounds
 
     def receive(self, now: Nanoseconds, dispatch: int, received: int, sent: int) -> None:
-        """Count a message to the device. `dispatch`: number of the model's dispatch; 0 for another
-        message. `received`, `sent`: bytes of the message, and of its acknowledgements."""
+        """`dispatch`: of the model; 0 for another message. `received`, `sent`: bytes of the message, and
+        of its acknowledgements."""
         self.advance(now)
         energy = self.account.transfer(sent=sent, received=received)
         if dispatch:
@@ -147,16 +141,16 @@ class DeviceEnergy:
             self.idle += energy
 
     def send(self, now: Nanoseconds, sent: int, received: int) -> None:
-        """Count a message from the device that is not an update. `sent`, `received`: bytes of the
-        message, and of its acknowledgements."""
+        """Count a message that is not an update. `sent`, `received`: bytes of the message, and of its
+        acknowledgements."""
         self.advance(now)
         self.idle += self.account.transfer(sent=sent, received=received)
 
     def begin_training(
         self, now: Nanoseconds, sequence: int, dispatch: int
     ) -> Iterator[events.RoundEnergy]:
-        """Begin the round of the update `sequence`, which answers `dispatch`. Yield the records of the
-        rounds that end by it: models that were replaced, and a replaced update in the send buffer."""
+        """Begin the round of the update `sequence`. Yield records of the rounds that end by it: models
+        that were replaced, and a replaced update in the send buffer."""
         self.advance(now)
         model = self._received.pop(dispatch, 0)
         yield from self._lose_models(now)
@@ -165,14 +159,14 @@ class DeviceEnergy:
         self._training = self._rounds[sequence] = _OpenRound(dispatch, model)
 
     def end_training(self, now: Nanoseconds) -> None:
-        """End the training in progress. Its update is sent later."""
+        """The update is sent later."""
         self.advance(now)
         self._training = None
 
     def send_update(
         self, now: Nanoseconds, sequence: int, sent: int, received: int
     ) -> events.RoundEnergy | None:
-        """Count the update `sequence`. Return the record of its round; None if the round has ended."""
+        """None if the round has ended."""
         self.advance(now)
         energy = self.account.transfer(sent=sent, received=received)
         done = self._rounds.pop(sequence, None)
@@ -183,7 +177,7 @@ class DeviceEnergy:
         return self._close(now, done, "lost" if self.account.must_switch else "sent")
 
     def stop(self, now: Nanoseconds) -> Iterator[events.RoundEnergy]:
-        """End the client's work. Yield the records of the rounds that are lost by it."""
+        """Yield records of the rounds that are lost by the end of the client's work."""
         self.advance(now)
         self._busy_until = now
         self._left = None if self._left is None else 0
@@ -193,7 +187,7 @@ class DeviceEnergy:
         yield from self._lose_models(now)
 
     def _lose_models(self, now: Nanoseconds) -> Iterator[events.RoundEnergy]:
-        """Yield the records of the models that were received, but will not be used."""
+        """Models that were received, but will not be used."""
         for dispatch in list(self._received):
             yield self._close(now, _OpenRound(dispatch, self._received.pop(dispatch)), "lost")
 
@@ -212,21 +206,19 @@ class DeviceEnergy:
     # Battery
 
     def act(self, now: Nanoseconds, action: EnergyAction) -> None:
-        """Carry out an action on the battery or its charger."""
         self.advance(now)
         self.account.act(action)
 
     def set_present(self, now: Nanoseconds, *, present: bool) -> None:
-        """Begin or end the device's participation in the run. An absent device consumes nothing."""
+        """An absent device consumes nothing."""
         self.advance(now)
         self.account.is_counted = present
 
     def switches_eventually(self) -> bool:
-        """Whether the device ever powers off or returns while nothing else happens."""
+        """True if the device ever powers off or returns while nothing else happens."""
         return self.account.switches_eventually(self.work)
 
     def sample(self, now: Nanoseconds) -> EnergySample:
-        """Return the telemetry of the device."""
         self.advance(now)
         account = self.account
         since, consumed = self._sampled
@@ -239,7 +231,7 @@ class DeviceEnergy:
         return self.account.idle + self.work if is_used else 0
 
     def is_sample_due(self, now: Nanoseconds, period: Nanoseconds) -> bool:
-        """Whether the newest sample is at least `period` old."""
+        """At least `period` since the newest sample."""
         return now >= self._sampled[0] + period
 
     def is_sampled_at(self, now: Nanoseconds) -> bool:
@@ -247,11 +239,8 @@ class DeviceEnergy:
 
 
 class FleetEnergy:
-    """Energy of all devices of a run whose energy is counted.
-
-    `write`: writes a telemetry sample. `every`: nanoseconds between two samples of a device to which
-    something happens.
-    """
+    """`write`: writes a sample. `every`: nanoseconds between two samples of a device to which something
+    happens."""
 
     def __init__(
         self,
@@ -263,25 +252,22 @@ class FleetEnergy:
         self._write = write
         self._every = every
         self.checks = 0
-        """Number of checks of batteries in the event queue, including checks that are not needed any
-        more."""
+        """Checks of batteries in the event queue, with those that are not needed any more."""
 
     def sample(self, one: DeviceEnergy, now: Nanoseconds) -> None:
-        """Write a sample of `one`."""
         self._write(one.sample(now))
 
     def sample_if_due(self, one: DeviceEnergy, now: Nanoseconds) -> None:
-        """Write a sample of `one` if its newest sample is old enough."""
+        """Write a sample if the newest one is old enough."""
         if one.is_sample_due(now, self._every):
             self.sample(one, now)
 
     def sample_all(self, now: Nanoseconds) -> None:
-        """Write a sample of each device."""
         for one in self.devices.values():
             if not one.is_sampled_at(now):
                 self.sample(one, now)
 
     @property
     def switch_is_ahead(self) -> bool:
-        """Whether any device powers off or returns while nothing else happens."""
+        """True if any device powers off or returns while nothing else happens."""
         return any(one.switches_eventually() for one in self.devices.values())

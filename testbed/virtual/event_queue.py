@@ -9,11 +9,11 @@ from collections.abc import Callable
 from agents.timing.nanoseconds import Nanoseconds
 
 SCENARIO, LINK, DEVICE, ARRIVAL = range(4)
-"""Ranks of callbacks. Among callbacks planned for the same time, those of lower rank come first."""
+"""Ranks of callbacks; at one time, a lower rank comes first."""
 
 
 class EventQueue:
-    """Callbacks, ordered by time, rank, device, and order of planning."""
+    """Ordered by time, rank, device, and order of planning."""
 
     def __init__(self) -> None:
         self.now: Nanoseconds = 0
@@ -21,21 +21,17 @@ class EventQueue:
         self._count = itertools.count()
 
     def plan(self, time: Nanoseconds, rank: int, index: int, callback: Callable[[], None]) -> None:
-        """Plan `callback` for `time`. If `time` is past, plan it for now. `index` is the device's
-        position in device order."""
+        """A past time means now. `index`: position in device order."""
         heapq.heappush(self._heap, (max(self.now, time), rank, index, next(self._count), callback))
 
     def __len__(self) -> int:
-        """Number of callbacks."""
         return len(self._heap)
 
     @property
     def next(self) -> Nanoseconds | None:
-        """Time of the next callback, in nanoseconds; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self) -> Callable[[], None] | None:
-        """Remove and return the first callback that is due now; None if there is none."""
         if self._heap and self._heap[0][0] <= self.now:
             return heapq.heappop(self._heap)[-1]
         return None

@@ -27,65 +27,61 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seco
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _NANOSECOND = 1e-9
-"""One nanosecond, in seconds. A transfer that needs at most this time counts as finished."""
+"""A transfer that needs at most this time counts as finished."""
 _NO_CAPACITY = 1e-9
-"""Share of a pipe's rate. What is left of the rate counts as 0 below this share, because it is a
-rounding error."""
+"""Below this share of a pipe's rate, what is left of it counts as 0: it is a rounding error."""
 
 
 class Pipe(SharedLimit):
-    """A shared link in one direction. `free` is the rest of its rate beside the fixed traffic."""
+    """Link in one direction. `free`: rate beside the fixed traffic."""
 
     __slots__ = ("background_bits", "bucket", "devices_bits", "rate", "saved")
 
     def __init__(self, rate: float = math.inf) -> None:
         super().__init__(rate)
         self.rate = rate
-        """Rate in bit/s; infinite if it is not limited, 0 while nothing passes. Set by
-        `FairShares.set_rate`."""
+        """bit/s; infinite if not limited, 0 while nothing passes."""
         self.bucket = self.saved = 0.0
-        """Size of the pipe's token bucket, and its content, in bits. The unused rate fills it, and bits
-        of new transfers empty it. Set by `FairShares.set_rate`."""
+        """Size and content of the token bucket in bits. Unused rate fills it, bits of new transfers
+        empty it."""
         self.devices_bits: dict[str, float] = {}
-        """Bits of each device that have passed since the use was last read."""
+        """Bits of each device since the use was last read."""
         self.background_bits = 0.0
-        """Bits of the background traffic that have passed since the use was last read."""
+        """Bits of background traffic since the use was last read."""
 
 
 class _Class(RateClaim):
-    """Transfers with the same path and limit."""
-
     __slots__ = ("drained", "end", "is_at_cap", "order", "own", "path", "served", "since", "tokens")
 
     def __init__(self, path: _Path, own: float, *, is_burst: bool) -> None:
         super().__init__(math.inf if is_burst else own, 0)
         self.path = path
         self.own = own
-        """Own limit of each transfer in bit/s; infinite if there is none."""
+        """Limit of each transfer in bit/s; infinite if there is none."""
         self.is_at_cap = False
-        """Whether the rate of each transfer is the cap; else it is the level of the path."""
+        """True if the rate of each transfer is the cap; else it is the level of the path."""
         self.served = 0.0
-        """Bits that each transfer would have sent from the begin of the class until `since`."""
+        """Bits of each transfer from the begin of the class until `since`."""
         self.since: float = path.served
-        """If `is_at_cap`, a time in nanoseconds; else a value of the path's `served`."""
+        """Nanoseconds if `is_at_cap`; else a value of the path's `served`."""
         self.end: float = math.inf
         """Time or value, as in `since`, at which the first transfer has passed."""
         self.order: list[tuple[float, int, Transfer]] = []
-        """Heap of (end, number, transfer): the bits at which the transfer has passed. Transfers that
-        have left may still be in it, but not at its top."""
+        """Heap of (bits at which the transfer has passed, number, transfer). Transfers that have left
+        may still be in it, but not at its top."""
         self.drained = 0.0
         """Bits that each transfer would have taken out of its token bucket since the class began."""
         self.tokens: list[tuple[float, int, Transfer]] = []
-        """Heap of (end, number, transfer): the value of `drained` at which the bucket is empty.
-        Transfers that have left may still be in it. Empty unless the transfers have tokens."""
+        """Heap of (value of `drained` at which the bucket is empty, number, transfer), if the transfers
+        have tokens. Transfers that have left may still be in it."""
 
     @property
     def rate(self) -> float:
-        """Rate of each transfer in bit/s."""
+        """bit/s of each transfer."""
         return self.cap if self.is_at_cap else self.path.level
 
     def served_by(self, now: Nanoseconds) -> float:
-        """Return the bits that each transfer would have sent since the class began."""
+        """Bits of each transfer since the class began."""
         if not self.is_at_cap:
             return self.served + (self.path.served - self.since)
         passed = now - self.since
@@ -93,8 +89,6 @@ class _Class(RateClaim):
 
 
 class _Path(Branch[Pipe, _Class]):
-    """Transfers with the same path."""
-
     __slots__ = ("at_cap", "bursts", "ends", "served")
 
     def __init__(self, path: tuple[Pipe, ...]) -> None:
@@ -102,11 +96,10 @@ class _Path(Branch[Pipe, _Class]):
         self.served = 0.0
         """Bits that a transfer would have sent at the path's level, since the path was in use."""
         self.at_cap = 0
-        """Number of the classes that are at their caps: the first ones of `claims`."""
+        """Number of the classes at their caps: the first of `claims`."""
         self.ends: list[_ClassEnd] = []
         """Heap of the classes at the path's level. Former ends may still be in it."""
         self.bursts: list[_Class] = []
-        """Classes whose transfers have tokens."""
 
 
 _ClassEnd = tuple[float, int, _Class]
@@ -114,8 +107,6 @@ _ClassEnd = tuple[float, int, _Class]
 
 
 class Transfer:
-    """A transfer in progress."""
-
     __slots__ = ("device", "end", "in_class", "mark", "number", "on_done", "own", "path")
 
     def __init__(
@@ -128,7 +119,7 @@ class Transfer:
     ) -> None:
         self.path, self.own, self.number = path, own, number
         self.device = device
-        """Name of the device; None for background traffic."""
+        """None for background traffic."""
         self.on_done = on_done
         self.in_class: _Class | None = None
         self.end = 0.0
@@ -138,35 +129,32 @@ class Transfer:
 
 
 class FairShares:
-    """Transfers over pipes that form one tree, in one direction."""
+    """Pipes form one tree."""
 
     def __init__(self, queue: EventQueue) -> None:
         self._events = queue
         self._pipes: list[Pipe] = []
         self._paths: dict[tuple[Pipe, ...], _Path] = {}
-        """Paths with transfers."""
         self._classes: dict[tuple[tuple[Pipe, ...], float, bool], _Class] = {}
         self._at_cap: list[_ClassEnd] = []
         """Heap of the classes at their caps. Former ends may still be in it."""
         self._changed: dict[_Path, None] = {}
         """Paths whose classes have changed since the rates were computed."""
         self._fixed: dict[object, tuple[tuple[Pipe, ...], float]] = {}
-        """Path and wanted rate in bit/s of traffic that does not react to congestion, by its source."""
+        """Path and wanted bit/s of traffic that does not react to congestion, by its source."""
         self._fixed_rates: list[tuple[tuple[Pipe, ...], float]] = []
-        """Path and rate in bit/s of this traffic."""
+        """Path and bit/s of this traffic."""
         self._numbers = itertools.count()
         self._since: Nanoseconds = 0
         self._check_at: Nanoseconds | None = None
-        """Time of the next planned check, in nanoseconds; None if no check is planned."""
+        """Planned check, in nanoseconds; None if there is none."""
 
     def add(self, pipe: Pipe) -> Pipe:
-        """Add a pipe to the tree."""
         self._pipes.append(pipe)
         return pipe
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transfer is in progress."""
         return not self._paths
 
     def enter(
@@ -179,12 +167,11 @@ class FairShares:
         tokens: float = 0.0,
         device: str | None = None,
     ) -> Transfer:
-        """Begin a transfer of `bits` bits through the pipes of `path`. The bits for which all buckets on
-        the path have tokens pass at once.
+        """Begin a transfer. The bits for which all buckets on the path have tokens pass at once.
 
         Some pipe, or `own`, must be limited. `own`: the transfer's own limit in bit/s. `tokens`: bits
-        that pass without this limit. `device`: name of the device, None for background traffic.
-        `on_done`: called when all bits have passed.
+        that pass without this limit. `device`: None for background traffic. `on_done`: called when all
+        bits have passed.
         """
         self._progress()
         transfer = Transfer(path, own, next(self._numbers), device, on_done)
@@ -195,15 +182,14 @@ class FairShares:
         return transfer
 
     def leave(self, transfer: Transfer) -> float:
-        """End a transfer that has not passed yet; return the number of bits that it has not sent."""
+        """Return the bits that the transfer has not sent."""
         self._progress()
         left = self._quit(transfer)
         self._update()
         return left
 
     def set_rate(self, pipe: Pipe, rate: float, bucket: float = 0.0) -> None:
-        """Change the rate of `pipe`, in bit/s. 0 lets nothing pass. `bucket`: size of its token bucket,
-        in bits."""
+        """`rate`: bit/s; 0 lets nothing pass. `bucket`: size of its token bucket, in bits."""
         if rate != pipe.rate:
             self._progress()
             pipe.rate = rate
@@ -212,8 +198,7 @@ class FairShares:
             self._update_fixed()
 
     def set_fixed(self, source: object, path: tuple[Pipe, ...], rate: float) -> None:
-        """Set the rate that `source` sends through the pipes of `path` without regard to congestion, in
-        bit/s."""
+        """`rate`: bit/s without regard to congestion."""
         self._progress()
         if rate:
             self._fixed[source] = path, rate
@@ -222,7 +207,7 @@ class FairShares:
         self._update_fixed()
 
     def count_use(self) -> None:
-        """Count all bits that have passed until now in the pipes."""
+        """Count all bits until now."""
         self._progress()
         for one in self._classes.values():
             served = one.served_by(self._events.now)
@@ -261,7 +246,7 @@ class FairShares:
         return made
 
     def _quit(self, transfer: Transfer) -> float:
-        """Take the transfer out of its class; return its remaining bits."""
+        """Return the remaining bits."""
         found = transfer.in_class
         if found is None:
             return 0.0
@@ -296,8 +281,7 @@ class FairShares:
 
     @staticmethod
     def _count(transfer: Transfer, upto: float) -> None:
-        """Count the bits of the transfer since they were last counted. `upto`: bits that the class has
-        served."""
+        """Count bits since they were last counted. `upto`: bits that the class has served."""
         bits = min(upto, transfer.end) - transfer.mark
         if bits <= 0:
             return
@@ -307,7 +291,7 @@ class FairShares:
     # Ends
 
     def _set_end(self, one: _Class) -> None:
-        """Compute the end of a class, whose first transfer or rate has changed."""
+        """After a change of the first transfer or of the rate."""
         while one.order[0][2].in_class is not one:
             heapq.heappop(one.order)
         left = max(0.0, one.order[0][0] - one.served_by(self._events.now))
@@ -319,8 +303,7 @@ class FairShares:
 
     @staticmethod
     def _first(heap: list[_ClassEnd], *, is_at_cap: bool) -> _Class | None:
-        """Return the class that ends first; None if there is none. `heap`: classes at their caps, or
-        those of a path at its level."""
+        """`heap`: classes at their caps, or those of a path at its level."""
         while heap:
             end, _, one = heap[0]
             if end == one.end and one.is_at_cap == is_at_cap:
@@ -329,8 +312,8 @@ class FairShares:
         return None
 
     def _remaining(self) -> float:
-        """Return the seconds until the first transfer has passed, or has no tokens left; infinite if
-        nothing passes."""
+        """Seconds until the first transfer has passed, or has no tokens left; infinite if nothing
+        passes."""
         found = math.inf
         if (first := self._first(self._at_cap, is_at_cap=True)) is not None:
             found = (first.end - self._events.now) / SECOND
@@ -347,8 +330,8 @@ class FairShares:
 
     @staticmethod
     def _burst_remaining(one: _Class) -> float:
-        """Return the seconds until the first transfer of the class has no tokens left; infinite if its
-        bucket gets no emptier."""
+        """Seconds until the first transfer of the class has no tokens left; infinite if its bucket gets
+        no emptier."""
         while one.tokens[0][2].in_class is not one:  # a transfer of the class is in the heap
             heapq.heappop(one.tokens)
         faster = one.path.level - one.own
@@ -357,7 +340,6 @@ class FairShares:
     # Rates
 
     def _progress(self) -> None:
-        """Let all traffic pass that could pass until now."""
         elapsed = to_seconds(self._events.now - self._since)
         self._since = self._events.now
         if not elapsed:
@@ -394,8 +376,7 @@ class FairShares:
         self._update()
 
     def _update(self) -> None:
-        """Compute the rates of the transfers, and plan a check for the time at which the first transfer
-        will have passed. A check that comes too early does no harm."""
+        """Plan a check for the end of the first transfer, too. One that comes too early does no harm."""
         for path in self._changed:
             path.count()
         self._changed.clear()
@@ -416,7 +397,6 @@ class FairShares:
             self._events.plan(at, LINK, 0, functools.partial(self._check, at))
 
     def _switch(self, one: _Class, *, is_at_cap: bool) -> None:
-        """Let the class have its cap from now on, or the level of its path."""
         one.served = one.served_by(self._events.now)
         one.is_at_cap = is_at_cap
         one.since = self._events.now if is_at_cap else one.path.served
@@ -443,7 +423,6 @@ class FairShares:
             transfer.on_done()
 
     def _finish(self, one: _Class) -> Transfer:
-        """Take the first transfer, which has passed, out of the class."""
         transfer = one.order[0][2]
         self._count(transfer, transfer.end)
         self._quit(transfer)
@@ -451,8 +430,8 @@ class FairShares:
 
 
 def _take_saved(path: Sequence[Pipe], most: float) -> float:
-    """Take the bits that all limited pipes of `path` have saved out of their buckets. Return how many
-    bits these are: at most `most`, and 0 if no pipe is limited."""
+    """Take the bits that all limited pipes have saved. Return how many: at most `most`, 0 if none is
+    limited."""
     limited = [pipe for pipe in path if pipe.rate < math.inf]
     bits = min(max(0.0, most), *(pipe.saved for pipe in limited)) if limited else 0.0
     if bits:
@@ -462,7 +441,7 @@ def _take_saved(path: Sequence[Pipe], most: float) -> float:
 
 
 def _count_bits(path: Sequence[Pipe], device: str | None, bits: float) -> None:
-    """Count bits of `device`, or of background traffic if it is None, in the pipes of `path`."""
+    """`device`: None for background traffic."""
     for pipe in path if bits else ():
         if device is None:
             pipe.background_bits += bits

@@ -1,12 +1,11 @@
-"""Actions on devices in virtual time. `agents.device_actions` defines their meaning.
+"""Actions on devices in virtual time, as `agents.device_actions` defines them.
 
 A restarted client is ready after `virtual.start_time`. If a device crashes, its messages in flight are
-lost in both directions. Messages that could not pass during a disconnection arrive when the
-disconnection is over, as with TCP. The client's goodbye, and the report that the client has ended, also
-arrive after the disconnection.
+lost in both directions. Messages that could not pass during a disconnection arrive when it is over, as
+with TCP, and so do the client's goodbye and the report that the client has ended.
 
-If a device is disconnected or paused for too long, the broker drops its client. The device is then
-offline, and its messages in flight are lost. The device is ready again as soon as packets pass.
+If a device is disconnected or paused for too long, the broker drops its client: it is offline, its
+messages in flight are lost, and it is ready again as soon as packets pass.
 
 A device whose battery is too low powers off, as in a crash, and starts again when it is charged.
 """
@@ -45,21 +44,19 @@ from testbed.virtual.energy import DeviceEnergy
 
 
 class World(Protocol):
-    """Part of `testbed.virtual.simulation.Simulation` that actions use."""
+    """Simulation, as actions use it."""
 
     @property
     def now(self) -> Nanoseconds: ...
 
     def device(self, name: str) -> VirtualDevice:
-        """Return the device `name`. If the device has ended, return its last state."""
+        """The last state, if the device has ended."""
         ...
 
-    def new_device(self, name: str) -> VirtualDevice:
-        """Start the device `name` again; return its new state."""
-        ...
+    def new_device(self, name: str) -> VirtualDevice: ...
 
     def report_status(self, name: str, state: str) -> None:
-        """Report to the aggregator that `name` is `joining`, `ready` or `offline`."""
+        """`joining`, `ready` or `offline`."""
 
     def send_last(
         self,
@@ -74,22 +71,21 @@ class World(Protocol):
         """Call `callback` as soon as the device is connected and not paused."""
 
     def call_at(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
-        """Call `callback` at `time`. If `time` is past, call it now."""
+        """If `time` is past, call now."""
 
     def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         """Make `work` the device's training in progress, and plan its end."""
 
     def end_rounds(self, device: VirtualDevice) -> None:
-        """Record the energy of the rounds that are lost because the client ends."""
+        """Record the energy of the rounds that are lost with the client."""
 
     def update_power(self, name: str) -> None:
-        """Power the device `name` off or on if its battery requires it now."""
+        """Power the device off or on if its battery requires it now."""
 
 
 def act_on_segment(
     world: World, network: SegmentTraffic, name: str, action: Action, now: Nanoseconds
 ) -> None:
-    """Carry out `action` on the segment `name` at `now`."""
     match action:
         case SetLink(changes):
             network.change(name, changes)
@@ -105,8 +101,8 @@ def act_on_segment(
 
 
 def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None:
-    """Carry out `action` on the device `name` at `now`. An action that does not fit the device's state
-    has no effect, such as the crash of a device that is not running."""
+    """An action that does not fit the device's state has no effect, such as the crash of a device that
+    is not running."""
     device = world.device(name)
     match action:
         case SetCpu(cpu):
@@ -158,7 +154,7 @@ def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None
 def _switch_power(
     world: World, name: str, device: VirtualDevice, energy: DeviceEnergy, now: Nanoseconds
 ) -> None:
-    """Carry out what the battery requires: a crash without power, or the start with power again."""
+    """A crash without power, or the start with power again."""
     if energy.account.is_on:
         if energy.restarts_with_power:
             energy.restarts_with_power = False
@@ -172,7 +168,6 @@ def _switch_power(
 
 
 def _update_reachability(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Begin or end the device's silence after a change of its link."""
     if device.is_cut_off:
         _fall_silent(world, name, device, now)
     else:
@@ -180,8 +175,8 @@ def _update_reachability(world: World, name: str, device: VirtualDevice, now: Na
 
 
 def _fall_silent(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Begin the silence of a device. If the silence lasts too long, the broker drops the device's
-    client. It is assumed that the last packet has passed just before the silence."""
+    """If the silence lasts too long, the broker drops the client. The last packet is assumed to have
+    passed just before."""
     if device.silent_since is not None:
         return
     device.silent_since = now
@@ -200,8 +195,8 @@ def _fall_silent(world: World, name: str, device: VirtualDevice, now: Nanosecond
 
 
 def _come_back(world: World, name: str, device: VirtualDevice) -> None:
-    """End the silence of a device, unless the device is still cut off or paused. Reconnect the client if
-    the broker has dropped it."""
+    """Do nothing while the device is cut off or paused. Reconnect the client if the broker has dropped
+    it."""
     if device.is_cut_off or device.frozen_at is not None:
         return
     device.silent_since = None
@@ -211,8 +206,8 @@ def _come_back(world: World, name: str, device: VirtualDevice) -> None:
 
 
 def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Send the client's goodbye after all other messages that the client has sent. If the device is
-    silent, the broker reports the end of the client later."""
+    """The goodbye comes after the client's other messages. If the device is silent, the broker reports
+    the end later."""
     world.end_rounds(device)
     messages = [one.message() for one in device.core.leave(now)]
     if device.given_up:
@@ -224,8 +219,7 @@ def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> 
 
 
 def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
-    """Report that a leaving client has ended. Start the device again if a start was ordered in the
-    meantime."""
+    """Start the device again if that was ordered in the meantime."""
     device.finish_leaving()
     world.report_status(name, "offline")
     if device.next_life is not None:
@@ -233,8 +227,8 @@ def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
 
 
 def _crash(world: World, name: str, device: VirtualDevice) -> None:
-    """End the device. If packets pass, the server learns at once that the device is offline. Otherwise
-    the server learns this when packets pass again, or when the broker drops the client."""
+    """If packets pass, the server learns at once that the device is offline; else when they pass again,
+    or when the broker drops the client."""
     world.end_rounds(device)
     device.end()
     if device.given_up:
@@ -259,8 +253,8 @@ def _crash(world: World, name: str, device: VirtualDevice) -> None:
 def _start(
     world: World, name: str, last: VirtualDevice, action: Restart | Join, now: Nanoseconds
 ) -> None:
-    """Start a device again. `last` is the device's state when it ended. A pause or disconnection
-    continues unless the device joins. A device without power starts when its power returns."""
+    """`last`: the device's state when it ended. A pause or disconnection continues unless the device
+    joins. A device without power starts when its power returns."""
     energy = last.energy
     if energy is not None:
         if isinstance(action, Join):
@@ -300,8 +294,8 @@ def _start(
 
 
 def _set_share(world: World, device: VirtualDevice, share: float, now: Nanoseconds) -> None:
-    """Change the CPU share of a device. The remaining steps of a training in progress become slower or
-    faster by the same factor as later trainings. The minimum duration by `timing` stays the same."""
+    """Remaining steps of a training become slower or faster by the same factor as later ones. The
+    minimum duration by `timing` stays."""
     factor = device.speed.set_share(share)
     if device.energy is not None:
         device.energy.set_share(now, share)

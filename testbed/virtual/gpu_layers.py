@@ -13,8 +13,7 @@ from torch import nn
 
 
 def stackable(module: nn.Module) -> nn.Module:
-    """Replace the computation of the layers in `module` that vmap cannot stack, and return `module`. Its
-    parameters stay the same."""
+    """Replace the computation of the layers that vmap cannot stack. Parameters stay the same."""
     for layer in module.modules():
         if type(layer) is nn.LSTM and _is_plain(layer):
             layer.forward = partial(_lstm, layer)  # type: ignore[method-assign,assignment]
@@ -28,7 +27,7 @@ def _is_plain(layer: nn.LSTM) -> bool:
 def _lstm(
     layer: nn.LSTM, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Return what nn.LSTM returns for `x`, shape (b, length, inputs): outputs, and last states."""
+    """nn.LSTM for `x`, shape (b, length, inputs): outputs, and last states."""
     shape = layer.num_layers, len(x), layer.hidden_size
     hidden, cells = state or (x.new_zeros(shape), x.new_zeros(shape))
     last = []

@@ -1,5 +1,5 @@
-"""Loss and gradient of a task for a stack of models on a GPU. Models, samples and gradients stay there
-for all steps of a stack. The kernels of a step are recorded once and started together (CUDA graphs)."""
+"""Loss and gradient for a stack of models on a GPU, where models, samples and gradients stay for all
+steps. The kernels of a step are recorded once and started together (CUDA graphs)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ from testbed.virtual.objectives import (
 )
 
 _STACKED = 128
-"""Maximum number of models in a stack."""
 _MEMORY_SHARE = 0.4
-"""Share of the GPU's free memory that a stack may use. The rest is for recordings of other sizes."""
+"""Share of the GPU's free memory for a stack. The rest is for recordings of other sizes."""
 _TOLERANCE = 1e-2
-"""Maximum distance of gradients from those on the CPU, relative to their norm. Rounding can change the
-sign of a ReLU's input, and with it the gradients of a deep network. A fault changes more."""
+"""Maximum relative distance of gradients from those on the CPU. Rounding can change the sign of a ReLU's
+input, and with it the gradients of a deep network. A fault changes more."""
 _WARM_UPS = 3
 """Steps before one is recorded, as PyTorch's documentation of CUDA graphs advises."""
 
 
 class GpuObjective:
-    """Objective on `device`, and the memory there for a stack of models (`Objective`, `StackMemory`).
+    """Objective on `device`, and the memory there for a stack of models.
 
     `gradient_on` chooses the stack that `models` fills. Its gradients are those of all models in the
     stack, because a recorded step always uses the same memory.
@@ -61,13 +60,13 @@ class GpuObjective:
         self._each = vmap(grad_and_value(self._mean_loss))
         self.partial = False
         self._stacks: dict[tuple[int, int], _Stack] = {}
-        """(number of models, samples per mini-batch) -> memory of a stack of that size."""
+        """Memory by (number of models, samples per mini-batch)."""
         self._sizes: dict[int, int] = {}
         """Samples per mini-batch -> maximum number of models in a stack."""
 
     def difference(self, reference: AnyModule) -> str | None:
-        """Compare the gradients of two models, on mini-batches of one and of two samples, with those of
-        `reference`. Return why models cannot be trained in stacks here; None if they can."""
+        """Compare gradients of two models, on mini-batches of one and of two samples. Return why models
+        cannot be trained in stacks here; None if they can."""
         if has_repeated_layer(self._module):
             return REPEATED
         rows, sizes = np.array([[[0, len(self._y) - 1], [0, 0]]]), np.array([[2, 1]])
@@ -88,8 +87,7 @@ class GpuObjective:
         return None if alike else "the gradients differ"
 
     def stack_size(self, batch_size: int) -> int:
-        """Number of jobs to train together with `batch_size` samples per mini-batch, so that they fit
-        into the GPU's memory."""
+        """Number of jobs that fit into the GPU's memory."""
         if self._device.type != "cuda":
             return _STACKED
         if batch_size not in self._sizes:
@@ -155,7 +153,6 @@ class GpuObjective:
         return graph
 
     def _differentiate(self, stack: _Stack) -> None:
-        """Compute losses and gradients of the models in `stack` on its mini-batches."""
         x = model_inputs(self._x[stack.rows], self._scale)
         models = {name: stack.w[:, part].view(len(stack.w), *shape) for name, part, shape in self._parts}
         gradients, losses = self._each(models, x, self._y[stack.rows], stack.mask)
@@ -170,7 +167,7 @@ class GpuObjective:
         y: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the mean loss of the samples whose `mask` is 1."""
+        """Only samples whose `mask` is 1 count."""
         outputs = functional_call(self._module, dict(parameters), (x,))
         losses, weights = self._task.loss(outputs, y), self._task.weights(y)
         weights = mask if weights is None else weights * mask
@@ -178,19 +175,19 @@ class GpuObjective:
 
 
 class _Stack:
-    """Memory on the GPU for a step of a stack. A recorded step always uses the same memory."""
+    """Memory for a step: a recorded one always uses the same."""
 
     def __init__(self, models: int, parameters: int, width: int, device: torch.device) -> None:
         self.w = torch.zeros(models, parameters, device=device)
         self.g = torch.empty_like(self.w)
-        """Models, and gradients of their losses, shape (models, d)."""
+        """Shape (models, d), as the models."""
         self.losses = torch.zeros(models, device=device)
         self.rows = torch.zeros(models, width, dtype=torch.int64, device=device)
-        """Indices of the samples in the mini-batches, shape (models, b)."""
+        """Indices of samples, shape (models, b)."""
         self.mask = torch.ones(models, width, device=device)
-        """1 for the samples of a mini-batch, 0 for its padding, shape (models, b)."""
+        """0 for a mini-batch's padding, shape (models, b)."""
         self.graph: torch.cuda.CUDAGraph | None = None
-        """Recording of the step; None if its kernels are started one by one."""
+        """None if the kernels are started one by one."""
 
     def draw(self, batches: _Batches, number: int) -> None:
         """Use the mini-batches of step `number`."""
@@ -199,8 +196,7 @@ class _Stack:
 
 
 class _Batches:
-    """Mini-batches on the GPU: `rows` and `mask` as in `_Stack`, for each step. Models without a job use
-    the first sample."""
+    """`rows` and `mask` of each step, as in `_Stack`. Models without a job use the first sample."""
 
     def __init__(self, rows: Indices, sizes: Indices, models: int, device: torch.device) -> None:
         steps, jobs, width = rows.shape

@@ -21,25 +21,25 @@ _MEAN = 1
 
 
 class NetworkLayer(Protocol):
-    """A layer's forward and backward pass. `backward` belongs to the last call of `forward`."""
+    """`backward` belongs to the last call of `forward`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def backward(self, g: torch.Tensor, *, needs_input: bool) -> torch.Tensor | None:
-        """Write the gradients of the layer's parameters, where `g` is the gradient of the layer's
-        output. Return the gradient of the layer's input if `needs_input` is true."""
+        """Write the gradients of the parameters. `g`: gradient of the output. Return that of the input
+        if needed."""
         ...
 
 
 class Layers:
-    """Computes loss and gradient of an `nn.Sequential` layer by layer.
+    """Loss and gradient of an `nn.Sequential`, layer by layer.
 
     The gradient is written to the attribute `grad` of each parameter, whose memory must exist. Two
     threads must not use the same object together.
     """
 
     def __init__(self, task: Task, unlearned: list[nn.Module], layers: list[NetworkLayer]) -> None:
-        """`unlearned`: layers without parameters that come first. They need no backward pass."""
+        """`unlearned`: layers without parameters that come first; they need no backward pass."""
         self._task = task
         self._is_cross_entropy = (type(task).loss, type(task).weights) == (Task.loss, Task.weights)
         self.unlearned, self.layers = unlearned, layers
@@ -47,8 +47,8 @@ class Layers:
 
     @classmethod
     def from_module(cls, task: Task, module: nn.Module) -> Self | None:
-        """Return the layers of `module`. Return None if the module is not a sequence of layers in
-        `_LAYERS`. The module's parameters must keep their memory from now on."""
+        """None if the module is not a sequence of layers in `_LAYERS`. Its parameters must keep their
+        memory."""
         if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
             return None
         modules = list(_flattened(module))
@@ -65,7 +65,7 @@ class Layers:
 
     @torch.inference_mode()
     def differentiate(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        """Return the mean loss of the samples `x` with labels `y`. Write the gradients."""
+        """Return the mean loss; write the gradients."""
         for one in self.unlearned:
             x = one(x)
         for layer in self.layers:
@@ -79,7 +79,7 @@ class Layers:
         return loss
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Return the mean loss and the gradient of the outputs."""
+        """Mean loss, and gradient of the outputs."""
         if self._is_cross_entropy and outputs.dim() == 2 and y.dim() == 1:
             logs = torch.log_softmax(outputs, 1)
             value, count = _aten.nll_loss_forward.default(logs, y, None, _MEAN, -100)
@@ -93,7 +93,7 @@ class Layers:
 
 
 def _flattened(module: nn.Sequential) -> Iterator[nn.Module]:
-    """Yield the layers of `module`, and those of sequences in it."""
+    """Includes the layers of inner sequences."""
     for one in module:
         if type(one) is nn.Sequential:
             yield from _flattened(one)
@@ -102,8 +102,8 @@ def _flattened(module: nn.Sequential) -> Iterator[nn.Module]:
 
 
 def _relu_after_pooling(modules: list[nn.Module]) -> list[nn.Module]:
-    """Exchange each ReLU with a maximum pooling behind it. The values and gradients stay the same, and
-    ReLU has fewer values to process."""
+    """Exchange each ReLU with a maximum pooling behind it: values and gradients stay, and ReLU has fewer
+    values."""
     modules = list(modules)
     for k, (one, after) in enumerate(itertools.pairwise(modules)):
         if type(one) is nn.ReLU and type(after) is nn.MaxPool2d:
@@ -192,8 +192,6 @@ class _Embedding:
 
 
 class _MaxPooling:
-    """Maximum pooling by windows of any kind."""
-
     def __init__(self, layer: nn.MaxPool2d) -> None:
         sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
         self._settings = *map(_pair, sizes), layer.ceil_mode
@@ -221,8 +219,8 @@ class _MaxPooling:
 
 
 class _Halving:
-    """Maximum pooling by 2×2 windows: the maximum of two columns, then that of two rows. PyTorch's own
-    takes five times as long."""
+    """Pooling by 2×2 windows: the maximum of two columns, then that of two rows. PyTorch's own takes
+    five times as long."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._shape = x.shape
@@ -244,8 +242,8 @@ class _Halving:
 def _route(
     g: torch.Tensor, one: torch.Tensor, other: torch.Tensor, to_one: torch.Tensor, to_other: torch.Tensor
 ) -> None:
-    """Write the gradients of `one` and `other` to `to_one` and `to_other`, where `g` is the gradient of
-    their maximum. Of equal values, `one` gets the gradient, as in PyTorch's pooling."""
+    """`g`: gradient of the maximum of `one` and `other`. If they are equal, `one` gets it, as in
+    PyTorch's pooling."""
     torch.mul(g, one >= other, out=to_one)
     torch.sub(g, to_one, out=to_other)
 
@@ -289,8 +287,7 @@ class _Activation:
         function: Callable[[torch.Tensor], torch.Tensor],
         derive: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """`derive`: function from the gradient of the result and the result to the gradient of the
-        argument."""
+        """`derive`: from the gradient of the result, and the result, to the gradient of the argument."""
         self._function, self._derive = function, derive
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -316,4 +313,4 @@ _LAYERS: dict[type[nn.Module], Callable[..., NetworkLayer | None]] = {
     nn.Tanh: lambda _: _Activation(torch.tanh, _aten.tanh_backward.default),
     nn.Sigmoid: lambda _: _Activation(torch.sigmoid, _aten.sigmoid_backward.default),
 }
-"""Function that makes each layer; it returns None if the layer's settings are not supported."""
+"""Makers of layers; None if a layer's settings are not supported."""

@@ -25,9 +25,8 @@ from agents.tasks.interface import Task, mean_loss
 from testbed.errors import BadInputError
 
 _TRIED = 4
-"""Number of samples of a step."""
 _STEPS = 2
-"""Steps after which the state must not change any more: the first ones may fill a cache."""
+"""Steps after which the state must not change any more: the first may fill a cache."""
 _NAMED = 3
 
 
@@ -60,7 +59,7 @@ def refuse_hidden_state(task: Task, train: Shard, start: InitialModel = FROM_TAS
 
 
 def _step(task: Task, module: nn.Module, weights: dict[str, Any], samples: Shard) -> torch.Tensor | None:
-    """Return the gradient of a step, shape (d,); None if it cannot be computed."""
+    """Shape (d,); None if it cannot be computed."""
     with suppress(Exception):
         module.load_state_dict(weights)
         module.zero_grad()
@@ -73,7 +72,7 @@ def _step(task: Task, module: nn.Module, weights: dict[str, Any], samples: Shard
 
 
 def _hidden(task: Task, module: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield name and content of everything that a step might change and that is in no message."""
+    """Name and content of everything that a step might change and that is in no message."""
     exchanged = {name for name, _ in [*learned(module), *stored_buffers(module)]}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name not in exchanged:
@@ -92,7 +91,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def _class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield data in attributes of the user's classes."""
+    """Data in attributes of the user's classes."""
     for one in kind.__mro__:
         if one.__module__.partition(".")[0] in ("torch", "builtins", "agents", "typing", "abc"):
             continue
@@ -102,7 +101,7 @@ def _class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _content(value: object) -> int:
-    """Return a checksum of the content of `value`; 0 for what has no comparable content."""
+    """Checksum; 0 for what has no comparable content."""
     file = io.BytesIO()
     with suppress(Exception):  # locks, open files, local functions
         _Pickler(file).dump(value)
@@ -111,8 +110,7 @@ def _content(value: object) -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles modules by name, and tensors and generators by a checksum of their values: frozen
-    parameters may be large."""
+    """Modules by name; tensors and generators by a checksum, as frozen parameters may be large."""
 
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, nn.Module):

@@ -44,19 +44,17 @@ from testbed.virtual.fair_shares import FairShares, Pipe, Transfer
 
 _FREE = AccessLink()
 Route = tuple[FairShares | None, tuple[Pipe, ...]]
-"""Links that a message shares with others, from the device to the server, and the shares of their
-rates; None if it shares none."""
+"""Shared links from the device to the server, and the shares of their rates; None if there are none."""
 _HEADER, _SAME_SIZE = 512, 0.05
 """Bytes, and share of the size, by which messages of the same content may differ: numbers in headers
 have more or fewer digits."""
 
 
-def _ignore(_: Nanoseconds) -> None:
-    """Ignore the arrival of an acknowledgement."""
+def _ignore(_: Nanoseconds) -> None: ...
 
 
 class Direction:
-    """One direction between the server and a device. Messages arrive in the order of sending."""
+    """Messages arrive in the order of sending."""
 
     __slots__ = (
         *("_burst", "_device", "_events", "_index", "_latency", "_open", "_path", "_rate", "_shares"),
@@ -73,9 +71,8 @@ class Direction:
         device: str,
         index: int,
     ) -> None:
-        """`shared`: links to pass in addition to the device's own link. `latency`: returns the delay of
-        the next message after it has passed the links. `packets`: whether the device's rate is a token
-        bucket. `device`, `index`: name of the device, and its position in device order."""
+        """`shared`: links beside the device's own. `latency`: delay of the next message after the links.
+        `packets`: whether the device's rate is a token bucket. `index`: position in device order."""
         self._events = queue
         self._shares, self._path = shared
         self._device = device
@@ -84,34 +81,34 @@ class Direction:
         self._packets = packets
         self._rate: float | None = None
         self._burst: Nanoseconds = 0
-        """Nanoseconds in which the device's rate fills the empty bucket; 0 if there is no bucket."""
+        """Time in which the device's rate fills the empty bucket; 0 without a bucket."""
         self._open = True
         self._messages: list[tuple[float, Callable[[Nanoseconds], None]]] = []
-        """Messages that have not passed the links yet: the remaining bits of each, and the callback for
-        its arrival time."""
+        """Messages that have not passed the links yet: remaining bits, and callback for the arrival
+        time."""
         self._transfer: Transfer | None = None
-        """Transfer of the first message over shared links; None if it is not in progress."""
+        """The first message over shared links; None if it is not in progress."""
         self._passes_at: Nanoseconds | None = None
-        """Time in nanoseconds at which the first message has passed a link that is not shared; None if
-        it is not in progress."""
+        """Time at which the first message has passed a link that is not shared; None if it is not in
+        progress."""
         self._reports = False
-        """Whether the callback of a message is running."""
+        """True while the callback of a message runs."""
         self._last: Nanoseconds = 0
-        """Arrival time of the last message that has passed, in nanoseconds."""
+        """Arrival time of the last message that has passed."""
         self._free: Nanoseconds | None = None
-        """Time in nanoseconds at which all messages so far would have passed at the device's own rate
-        without the bucket; None if no message was sent."""
+        """Time at which all messages so far would have passed at the device's own rate without the
+        bucket; None if none was sent."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
-        """Send a message of `bits` bits. Call `then` with the message's arrival time as soon as this
-        time is certain: either at once, or when the message has passed the links."""
+        """Call `then` with the arrival time as soon as it is certain: at once, or when the message has
+        passed the links."""
         self._messages.append((bits, then))
         if len(self._messages) == 1:
             self._start_first()
 
     def change(self, rate: float | None, *, is_open: bool) -> None:
-        """Change the rate of the device's own link. The new rate also applies to the rest of messages in
-        flight. `rate` is in bit/s; None if it is unlimited. While `is_open` is false, nothing passes."""
+        """Change the rate of the device's own link in bit/s, also for the rest of messages in flight;
+        None if unlimited. Nothing passes unless `is_open`."""
         if (rate, is_open) == (self._rate, self._open):
             return
         if self._in_progress:
@@ -123,7 +120,7 @@ class Direction:
         self._start_first()
 
     def drop(self) -> None:
-        """Discard all messages that have not passed the links yet."""
+        """Messages that have not passed the links yet are lost."""
         if self._in_progress:
             self._interrupt()
             self._free = self._events.now
@@ -132,7 +129,6 @@ class Direction:
 
     @property
     def _in_progress(self) -> bool:
-        """Whether the first message is passing the links."""
         return self._transfer is not None or self._passes_at is not None
 
     def _interrupt(self) -> float:
@@ -153,7 +149,7 @@ class Direction:
         self._start_first()
 
     def _pass_alone(self, bits: float, rate: float) -> None:
-        """Let the first message pass the device's own link, which it shares with no other message."""
+        """Let the first message pass the device's own link, which it shares with no other."""
         self._free = passes_at = self._send_start() + from_seconds(bits / rate)
         if passes_at <= self._events.now:
             self._arrive()
@@ -167,8 +163,8 @@ class Direction:
         self._events.plan(passes_at, LINK, self._index, passed)
 
     def _start_first(self) -> None:
-        """Start the first message, or continue it after a change. A message that no link delays gets its
-        arrival time at once. Nothing happens while the direction is closed."""
+        """Start the first message, or continue it after a change. One that no link delays gets its
+        arrival time at once."""
         while self._messages and self._open and not self._in_progress and not self._reports:
             bits, rate, tokens = self._messages[0][0], self._rate, 0.0
             if self._shares is None and bits and rate:
@@ -192,7 +188,7 @@ class Direction:
             self._arrive()
 
     def _count_use(self, bits: float) -> None:
-        """Count bits that pass at once."""
+        """Bits that pass at once."""
         for pipe in self._path if bits else ():
             pipe.devices_bits[self._device] = pipe.devices_bits.get(self._device, 0.0) + bits
 
@@ -211,23 +207,21 @@ class Direction:
         return rate * to_seconds(max(0, self._events.now - begins))
 
     def _arrive(self) -> None:
-        """Remove the first message, and report its arrival. What the callback sends or changes waits
-        until it returns; it may also drop all messages, as when its energy switches the device off."""
+        """Messages and changes by the callback wait until it returns. It may drop all messages, as when
+        its energy switches the device off."""
         _, then = self._messages.pop(0)
         self._reports = True
         then(self._arrival(self._events.now))
         self._reports = False
 
     def _arrival(self, passed: Nanoseconds) -> Nanoseconds:
-        """Return the arrival time of a message that has passed its links at `passed`. No message arrives
-        before an earlier one."""
+        """No message arrives before an earlier one."""
         self._last = max(self._last, passed + self._latency())
         return self._last
 
 
 class Line:
-    """Connection between the server and a device. The connection stays the same if the device
-    restarts."""
+    """Connection between the server and a device, the same after restarts."""
 
     __slots__ = (
         *("_connected", "_draws", "_generator", "_packets", "_path", "_segments"),
@@ -246,14 +240,13 @@ class Line:
         index: int = 0,
         segments: Sequence[VirtualSegment] = (),
     ) -> None:
-        """`shared`: links shared with other devices, for the directions up and down. `generator`: called
-        once, when a random number is first needed. `device`, `index`: name of the device, and its
-        position in device order. `segments`: the segments on its path."""
+        """`shared`: links for up and down. `generator`: called once, when a random number is first
+        needed. `index`: position in device order. `segments`: those on its path."""
         self._packets = packets
         self._segments = segments
         self.link = link
         self._path = link
-        """Link with the delay, jitter and loss of the whole path. The rates are the device's own."""
+        """Delay, jitter and loss of the whole path, rates of the device's own link."""
         self._connected = True
         self._generator = generator
         self._draws: Callable[[], float] | None = None
@@ -265,25 +258,23 @@ class Line:
         self.apply_link()
 
     def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send `size` bytes to the device; size 0 stands for a small request. Call `then` with the
-        arrival time as soon as that time is certain."""
+        """`size`: bytes; 0 for a small request. Call `then` with the arrival time as soon as it is
+        certain."""
         self._send(self.down, self.up, size, then)
 
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send `size` bytes to the server. Call `then` with the arrival time as soon as that time is
-        certain."""
+        """`size`: bytes. Call `then` with the arrival time as soon as it is certain."""
         self._send(self.up, self.down, size, then)
 
     def bytes_of(self, size: int) -> tuple[int, int]:
-        """Return the bytes on the link of a message of `size` bytes: in its direction, and of its
-        acknowledgements in the other direction."""
+        """Bytes on the link of a message of `size` bytes: in its direction, and of acknowledgements in
+        the other."""
         if not self._packets:
             return size, 0
         return bytes_on_link(size or SMALL), acknowledgement_bytes(size)
 
     def update_size(self, size: int) -> int:
-        """Return the size of the message with an update of `size` bytes. With `packets`, the digits of
-        the numbers in the update's header are added."""
+        """With `packets`, the digits of the numbers in the update's header are added."""
         return size + DIGITS if self._packets else size
 
     def hand_in(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
@@ -291,7 +282,7 @@ class Line:
         self.upload(self.update_size(size), then)
 
     def acknowledge(self) -> None:
-        """Send the aggregator's acknowledgement of an update to the device."""
+        """The aggregator acknowledges an update."""
         if self._packets:
             self.download(0, _ignore)
 
@@ -309,36 +300,34 @@ class Line:
         there.send(8 * bytes_on_link(size or SMALL), arrives)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.AccessLink`. The change also applies to messages in flight. If
-        a message has already passed its links, it arrives as planned."""
+        """Change fields of `agents.config.AccessLink`, also for messages in flight that have not passed
+        their links."""
         self.link = self.link.with_changes(changes)
         self.apply_link()
 
     def plug(self, *, connected: bool) -> None:
-        """Connect or disconnect the link. While it is disconnected, messages in flight wait."""
+        """Messages in flight wait while it is disconnected."""
         self._connected = connected
         self.apply_link()
 
     def drop(self) -> None:
-        """Discard all messages in flight in both directions."""
+        """All messages in flight in both directions are lost."""
         self.up.drop()
         self.down.drop()
 
     @property
     def is_cut(self) -> bool:
-        """Whether a segment on the path lets no packets pass."""
+        """A segment on the path lets no packets pass."""
         return any(one.is_outage for one in self._segments)
 
     def apply_link(self) -> None:
-        """Apply the present properties of link and segments to both directions."""
         self._path = path = self.link.delayed_by([one.settings for one in self._segments])
         is_open = self._connected and not (self.link.is_outage or self.is_cut)
         for direction, rate in ((self.up, path.up), (self.down, path.down)):
             direction.change(goodput(rate, path.rtt, path.loss), is_open=is_open)
 
     def _latency(self) -> Nanoseconds:
-        """Return the delay of the next message in one direction. The delay is random if the path has
-        jitter or loss."""
+        """Delay of the next message in one direction, random with jitter or loss."""
         path = self._path
         hops = HOPS if self._packets else 0.0
         if not (path.jitter or path.loss):
@@ -349,27 +338,24 @@ class Line:
 
 
 class VirtualSegment:
-    """A segment of the run."""
-
     def __init__(self, settings: Segment, up: Pipe, down: Pipe) -> None:
         self.settings = settings
         """Present properties."""
         self.pipes: dict[Way, Pipe] = {"up": up, "down": down}
         self.lines: list[Line] = []
-        """Lines of the devices below the segment."""
+        """Devices below the segment."""
         self.is_cut = False
-        """Whether an action has cut the segment."""
 
     @property
     def is_outage(self) -> bool:
-        """Whether the segment lets no packets pass."""
+        """True while the segment lets no packets pass."""
         return (
             self.is_cut
             or AccessLink(self.settings.up, self.settings.down, loss=self.settings.loss).is_outage
         )
 
     def rate(self, way: Way) -> float:
-        """Return the rate that is left to senders in bit/s: lost packets do not count."""
+        """Rate left to senders in bit/s: lost packets do not count."""
         if self.is_outage:
             return 0.0
         rate = self.settings.rate(way)
@@ -411,7 +397,6 @@ class TimedLine(Line):
             self._go_on(there, transfer)
 
     def _go_on(self, there: Direction, transfer: _TimedTransfer) -> None:
-        """Start `transfer`, or continue it."""
         due = transfer.due = self._events.now + transfer.left
 
         def pass_on() -> None:
@@ -449,18 +434,17 @@ class TimedLine(Line):
 @dataclass(slots=True)
 class _TimedTransfer:
     left: Nanoseconds
-    """Nanoseconds that the transfer takes from now on, or from `due` − `left` on if it is in
-    progress."""
+    """Duration from now on, or from `due` − `left` on if in progress."""
     then: Callable[[Nanoseconds], None]
     due: Nanoseconds | None = None
-    """Time of its arrival in nanoseconds; None while it stands still."""
+    """Time of arrival; None while it stands still."""
 
 
 def _durations(
     duration: DrawnDuration | None, usual: int | None, rng: np.random.Generator
 ) -> Callable[[int], Nanoseconds]:
-    """Return a function from the size of a message in bytes to the duration of its transfer. `usual`:
-    size in bytes that `duration` refers to; None if the size has no influence."""
+    """Duration of a transfer by its bytes. `usual`: bytes that `duration` refers to; None if the size
+    has no influence."""
     if duration is None:
         return lambda _: 0
     draw = durations.sampler(duration, rng)
@@ -473,8 +457,6 @@ def _durations(
 
 
 class VirtualNetwork:
-    """All links of a run."""
-
     def __init__(
         self,
         queue: EventQueue,
@@ -483,8 +465,7 @@ class VirtualNetwork:
         *,
         packets: bool = False,
     ) -> None:
-        """`seed`: the run's seed. `packets`: whether transfers consist of packets, as on emulated
-        links."""
+        """`packets`: whether transfers consist of packets, as on emulated links."""
         self._packets = packets
         self._events = queue
         self._seed = seed
@@ -496,14 +477,13 @@ class VirtualNetwork:
                 shares = FairShares(queue)
                 self._server[way] = shares, shares.add(Pipe(rate))
         self.segments: dict[str, VirtualSegment] = {}
-        """Segments by name."""
         self._routes: dict[tuple[Way, str | None], Route] = {}
-        """Routes from each segment that devices are attached to; from None for devices without one."""
+        """From each segment with devices attached to it; from None for devices without one."""
         self._shares: dict[tuple[str, Way], FairShares] = {}
         """Shares of the tree that a segment belongs to, by the segment's name."""
 
     def line(self, device: PlannedDevice, index: int = 0) -> Line:
-        """Make the line of a device. `index`: its position in device order."""
+        """`index`: position in device order."""
         segments = [self._segment(one, device.path[-1].name) for one in reversed(device.path)][::-1]
         root = device.path[-1].name if device.path else None
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
@@ -524,29 +504,27 @@ class VirtualNetwork:
         return line
 
     def add_segments(self, segments: Iterable[Segment]) -> None:
-        """Add segments. A parent comes before its children."""
+        """A parent comes before its children."""
         roots: dict[str, str] = {}
         for one in segments:
             roots[one.name] = one.name if one.parent is None else roots[one.parent]
             self._segment(one, roots[one.name])
 
     def change(self, name: str, changes: Mapping[str, float | None]) -> None:
-        """Change fields of the segment `name`."""
         segment = self.segments[name]
         segment.settings = segment.settings.with_changes(changes)
         self._apply(name)
 
     def cut(self, name: str, *, is_cut: bool) -> None:
-        """Cut the segment `name`, or let packets pass again. Messages in flight wait meanwhile."""
+        """Messages in flight wait while the segment is cut."""
         self.segments[name].is_cut = is_cut
         self._apply(name)
 
     def background_bytes(self, size: float) -> float:
-        """Return the bytes on the link of a background transfer of `size` bytes."""
+        """Bytes on the link of a background transfer."""
         return with_packet_headers(round(size)) if self._packets else size
 
     def shares_of(self, name: str, way: Way) -> FairShares:
-        """Return the shares that the segment `name` belongs to."""
         return self._shares[name, way]
 
     def _apply(self, name: str) -> None:
@@ -557,12 +535,12 @@ class VirtualNetwork:
             line.apply_link()
 
     def _set_rate(self, name: str, way: Way, pipe: Pipe, rate: float) -> None:
-        """Set the rate of the segment `name`. With `packets`, the segment is a token bucket."""
+        """With `packets`, the segment is a token bucket."""
         has_bucket = self._packets and 0 < rate < math.inf
         self._shares[name, way].set_rate(pipe, rate, 8.0 * burst(int(rate)) if has_bucket else 0.0)
 
     def _segment(self, settings: Segment, root: str) -> VirtualSegment:
-        """Return the segment, and add it if it is new. `root`: name of the root above it."""
+        """Adds a new segment. `root`: name of the root above it."""
         if settings.name not in self.segments:
             up, down = Pipe(), Pipe()
             made = self.segments[settings.name] = VirtualSegment(settings, up, down)

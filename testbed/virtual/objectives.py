@@ -1,4 +1,4 @@
-"""Loss and gradient of a task for a stack of models. Each model has its own mini-batches."""
+"""Loss and gradient for a stack of models, each with its own mini-batches."""
 
 from __future__ import annotations
 
@@ -30,28 +30,25 @@ Indices = NDArray[np.int64]
 
 _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
-"""Maximum size in bytes of the models with their gradients, and of the samples, that are processed
-together. Both sizes fit into a core's cache, and are large enough to make numpy's overhead small."""
+"""Maximum bytes of models with gradients, and of samples, that are processed together: they fit into a
+core's cache, and make numpy's overhead small."""
 _STACK = 8 << 20
-"""Maximum size in bytes of all models in a stack for vmap."""
+"""Maximum bytes of all models in a stack for vmap."""
 _STACKED, _FEW = 64, 12
-"""Maximum number of models in a stack for vmap, and the minimum number from which vmap is faster than
-one model after the other (on two cores). Both numbers are the same on every host, so that the results
-are the same, too."""
+"""Maximum number of models in a stack for vmap, and minimum number from which vmap is faster than one
+after the other (on two cores). They are the same on every host, and so are the results."""
 _TRIED = 5
 """Size of the two mini-batches on which a fast computation is compared with autograd."""
 
 
 class Scratch:
-    """Memory that is used again for each computation. Allocating new memory each time can take as long
-    as the computation itself."""
+    """Memory that is used again: allocating it each time can take as long as the computation."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._memory: NDArray[Any] = np.empty(0, dtype)
 
     def array(self, *shape: int) -> NDArray[Any]:
-        """Return an array of the given shape. The content is arbitrary. The array is valid until the
-        next call."""
+        """Arbitrary content, valid until the next call."""
         size = math.prod(shape)
         if self._memory.size < size:
             self._memory = np.empty(size, self._memory.dtype)
@@ -64,55 +61,49 @@ class Gradient(Protocol):
         the gradient of each loss to `out[k]`.
 
         `w` and `out` have shape (jobs, d) and contiguous rows, and are where the objective computes. If
-        there are fewer jobs than mini-batches, the jobs use the first mini-batches.
+        there are fewer jobs than mini-batches, the jobs use the first ones.
         """
         ...
 
 
 class Objective(Protocol):
-    """Loss and gradient of many models. Two threads must not use the same objective together, because an
-    objective may reuse memory."""
+    """Two threads must not use the same objective together: it may reuse memory."""
 
     partial: bool
-    """Whether at least one loss, of those computed since the last call of `gradient_on`, did not depend
-    on all parameters."""
+    """True if a loss since the last call of `gradient_on` did not depend on all parameters."""
 
     def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
-        """Return the gradient function for mini-batches. The mini-batch of job k at step t has the
-        samples at the first `sizes[t, k]` indices in `rows[t, k]`. `sizes` has shape (steps, jobs),
-        `rows` (steps, jobs, b)."""
+        """Job k at step t has the samples at the first `sizes[t, k]` indices in `rows[t, k]`. `sizes`
+        has shape (steps, jobs), `rows` (steps, jobs, b)."""
         ...
 
     def stack_size(self, batch_size: int) -> int:
-        """Number of jobs to train together, so that training is fast. `batch_size`: samples per
-        mini-batch."""
+        """Number of jobs to train together for speed. `batch_size`: samples per mini-batch."""
         ...
 
 
 class StackMemory(Protocol):
-    """Holds the models of a stack and their gradients, in arrays or tensors."""
+    """Models of a stack and their gradients, in arrays or tensors."""
 
     def models(self, starts: Sequence[Vector]) -> tuple[Any, Any]:
-        """Return the initial models, shape (jobs, d), and memory of the same shape for their gradients.
-        Both are valid until the next call. `gradient_on` is called before."""
+        """Initial models, shape (jobs, d), and memory for their gradients, both valid until the next
+        call. `gradient_on` is called before."""
         ...
 
     def place(self, array: NDArray[Any]) -> Any:
-        """Return a copy of `array` in this memory, or `array` if it is in it."""
+        """Copy of `array` in this memory, or `array` if it is in it."""
         ...
 
     def fetch(self, placed: Any) -> Floats:
-        """Return `placed` as an array of the host."""
+        """Array of the host."""
         ...
 
     def squares(self, w: Any) -> Any:
-        """Return the squared norms of models, shape (jobs,)."""
+        """Squared norms of models, shape (jobs,)."""
         ...
 
 
 class HostStackMemory:
-    """Models and gradients in NumPy's arrays."""
-
     def __init__(self) -> None:
         self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
 
@@ -134,8 +125,8 @@ class HostStackMemory:
 
 
 def objective(task: Task, train: Shard, start: InitialModel = FROM_TASK) -> Objective:
-    """Return the fastest objective on a CPU for `task` on samples of `train` that computes what autograd
-    computes, to rounding, on some samples of `train`."""
+    """The fastest objective on a CPU that computes what autograd computes, to rounding, on some samples
+    of `train`."""
     with generators.unchanged():
         module = build(task, start)
     exact = AnyModule(task, train, module)
@@ -147,8 +138,7 @@ def objective(task: Task, train: Shard, start: InitialModel = FROM_TASK) -> Obje
 
 
 def _closed_form(task: Task, train: Shard, module: nn.Module) -> Objective | None:
-    """Return the objective that computes `task` by its formula if the task looks like one of the known
-    ones. Whether it is one, only a comparison says."""
+    """Formula of a task that looks like a known one. Whether it is one, only a comparison says."""
     if type(task) is Quadratic:
         return Squares(train)
     plain = (type(task).loss, type(task).weights) == (Task.loss, Task.weights)
@@ -181,8 +171,7 @@ class Softmax:
         return max(1, _CACHED_MODELS // (8 * classes * (inputs + 1)))
 
     def gather_size(self, width: int) -> int:
-        """Number of jobs whose mini-batches are gathered together. Each mini-batch has `width`
-        samples."""
+        """Number of jobs whose mini-batches, of `width` samples, are gathered together."""
         return max(1, _CACHED_SAMPLES // (width * self._shape[1] * (4 + self._x.itemsize)))
 
     def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
@@ -229,8 +218,7 @@ class Softmax:
         return losses
 
     def _gather(self, rows: Indices) -> Floats:
-        """Return the unscaled samples at `rows`, shape (jobs, b, inputs). The result is valid until the
-        next call."""
+        """Unscaled samples, shape (jobs, b, inputs), valid until the next call."""
         inputs = self._shape[1]
         pixels = self._pixels.array(rows.size, inputs)
         self._x.take(rows.reshape(-1), 0, out=pixels, mode="clip")  # other modes use a buffer
@@ -264,8 +252,8 @@ class Squares:
 
 
 class AnyModule:
-    """Objective for any torch module. It computes the gradients by autograd, one model after the other,
-    until `accelerate` has found something faster with the same results."""
+    """Any torch module: by autograd, one model after the other, until `accelerate` has found something
+    faster with the same results."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module) -> None:
         self._task = task
@@ -276,18 +264,17 @@ class AnyModule:
         self.partial = self._always_partial = False
         self._each = vmap(grad_and_value(self._mean_loss))
         self.draws = False
-        """Whether a step draws random numbers, as dropout does."""
+        """True if a step draws random numbers, as dropout does."""
         self.refusal: str | None = None
-        """Reason why vmap cannot be used; None if vmap can be used, or if stacking would not be
-        faster."""
+        """Why vmap cannot be used; None if it can, or if stacking would not be faster."""
         self.remark: str | None = None
-        """Sentence for the user; None if there is nothing to say."""
+        """Sentence for the user."""
         self._layers: Layers | None = None
-        """Replacement of autograd for single models; None if autograd has to be used."""
+        """Replaces autograd for single models."""
         self._stacked = 1
         """Maximum number of models in a stack."""
         self._trial: _Trial | None = None
-        """Results of autograd; None if it raises an error, which the first training will raise, too."""
+        """Results of autograd; None if it raises an error, as the first training then will."""
         with generators.unchanged(), suppress(Exception):
             self._trial = self._try_out()
 
@@ -310,7 +297,7 @@ class AnyModule:
 
     @property
     def trial_models(self) -> Floats:
-        """Two models on which other computations are compared with autograd, shape (2, d)."""
+        """Models on which other computations are compared with autograd, shape (2, d)."""
         return np.stack([self._flat.w.numpy()] * 2) if self._trial is None else self._trial.w
 
     def equals(self, other: Objective) -> bool:
@@ -326,8 +313,8 @@ class AnyModule:
         return trial.equals(losses, found)
 
     def accelerate(self) -> None:
-        """Replace autograd by `Layers`, and train stacks of models with vmap, where the results are the
-        same. Set `remark` and `refusal` where they are not."""
+        """Use `Layers` and vmap where the results are the same; set `remark` and `refusal` where they
+        are not."""
         if (trial := self._trial) is None:
             return
         with generators.unchanged():
@@ -403,8 +390,7 @@ class AnyModule:
         return gradient
 
     def _one(self, w: Floats, rows: Indices, out: Floats) -> float:
-        """Return the loss of the model `w`, shape (d,), on the samples `rows`. Write the gradient of the
-        loss to `out`."""
+        """Return the loss of `w`, shape (d,); write its gradient."""
         self._flat.load(w)
         batch = torch.from_numpy(rows)
         x, y = model_inputs(self._x[batch], self._scale), self._y[batch]
@@ -420,8 +406,7 @@ class AnyModule:
         return loss.item()
 
     def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:
-        """Return the losses of models `w`, shape (jobs, d), each on its own samples `rows`, shape (jobs,
-        b). Write the gradients of the losses to `out`."""
+        """Return the losses of `w`, shape (jobs, d), on `rows`, shape (jobs, b); write the gradients."""
         batch = torch.from_numpy(rows)
         x = model_inputs(self._x[batch], self._scale)
         stack, into = torch.from_numpy(w), torch.from_numpy(out)
@@ -441,8 +426,6 @@ class AnyModule:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Two models, differentiated by autograd."""
-
     w: Floats
     """Shape (2, d)."""
     rows: Indices
@@ -453,7 +436,7 @@ class _Trial:
     """Shape (2, d)."""
 
     def equals(self, losses: Floats, gradients: Floats) -> bool:
-        """Whether other results are the same, to rounding. Results that are not finite prove nothing."""
+        """Same to rounding. Results that are not finite prove nothing."""
         if not (np.isfinite(self.losses).all() and np.isfinite(self.gradients).all()):
             return False
         return np.allclose(losses, self.losses, _ROUNDING, _ROUNDING) and all(
@@ -467,8 +450,8 @@ _ROUNDING = 1e-4
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether nothing was attached to `module` or its layers that changes what they compute: hooks, or
-    another `forward`."""
+    """Nothing attached to `module` or its layers changes what they compute: no hooks, no other
+    `forward`."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     on_layers = any(
         "forward" in vars(one) or any(getattr(one, name) for name in hooks) for one in module.modules()
@@ -487,15 +470,13 @@ def has_repeated_layer(module: nn.Module) -> bool:
 
 
 def _stacks_faster(module: nn.Module) -> bool:
-    """Whether models train faster on a CPU in a stack than one after the other. Stacking saves overhead
-    per call. Small operations consist mostly of this overhead. Convolutions and recurrent layers have
-    little overhead, and are slower in a stack (docs/evidence/virtual-time.md)."""
+    """On a CPU, stacking saves overhead per call, of which small operations consist mostly. Convolutions
+    and recurrent layers have little, and are slower in a stack (docs/evidence/virtual-time.md)."""
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 
 
 def _weights(sizes: Indices, width: int) -> Floats:
-    """Return the weights of samples, shape (steps, jobs, width): 1/size for the samples of a mini-batch,
-    0 for its padding."""
+    """Shape (steps, jobs, width): 1/size for samples of a mini-batch, 0 for its padding."""
     sizes = sizes[:, :, None]
     weights: Floats = np.divide(np.arange(width) < sizes, sizes, dtype=np.float32)
     return weights

@@ -1,4 +1,4 @@
-"""Local trainings in progress. They are computed together when the first result is needed."""
+"""Local trainings in progress, computed together when the first result is needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from testbed.virtual.stacked_training import BatchTrainer, Job
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Ticket(Job):
-    """A training in the pool. Implements `testbed.virtual.device.LazyTraining`."""
+    """Implements `testbed.virtual.device.LazyTraining`."""
 
     pool: Pool
     work: float
     due: Nanoseconds = 0
     result: Outcome | None = None
-    """Result of the training; None until it is computed."""
 
     def outcome(self) -> Outcome:
         if self.steps == 0:
@@ -27,8 +26,7 @@ class Ticket(Job):
         return self.result or self.pool.compute(self)
 
     def shorten(self, steps: int) -> None:
-        """Reduce the training to `steps` steps, and discard a result that was computed for more
-        steps."""
+        """Discard a result that was computed for more steps."""
         if steps != self.steps:
             self.steps, self.result = steps, None
 
@@ -38,28 +36,25 @@ class Ticket(Job):
 
 @dataclass(slots=True)
 class Pool:
-    """Trainings that wait to be computed."""
-
     trainer: BatchTrainer
     lazily: bool
-    """Whether to compute only trainings whose result was requested. If nobody fetches an update in a
-    send buffer, its training is never computed."""
+    """Compute only trainings whose result was requested: if nobody fetches an update in a send buffer,
+    its training is never computed."""
     _pending: dict[Ticket, None] = field(default_factory=dict)
 
     def hand_in(self, ticket: Ticket) -> Ticket:
-        """Accept a training that begins; return it."""
         if not self.lazily:
             self.add(ticket)
         return ticket
 
     def add(self, ticket: Ticket) -> None:
-        """Add a training whose result will be needed."""
+        """The result will be needed."""
         if ticket.result is None and ticket.steps:
             self._pending[ticket] = None
 
     def compute(self, ticket: Ticket) -> Outcome:
-        """Compute `ticket`, and return its result. Compute other waiting trainings together with
-        `ticket`: those that end earliest, and at most `trainer.together` trainings in total."""
+        """Others that wait are computed with it: those that end earliest, at most `trainer.together` in
+        total."""
         self.add(ticket)
         tickets = list(self._pending)
         if len(tickets) > self.trainer.together:

@@ -73,16 +73,14 @@ from testbed.virtual.stacked_training import BatchTrainer
 from testbed.virtual.timing import ComputeTimes
 
 _PATIENCE_SECONDS = 30.0
-"""Seconds of wall time after which own code that has not returned is reported."""
+"""Wall time after which own code that has not returned is reported."""
 _REFRESH_EVERY = 0.1
-"""Seconds of wall time between two refreshes of the view. Each refresh also writes the records to the
-disk."""
+"""Wall time in seconds between two refreshes of the view, and writes of the records."""
 
 
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
-    """Simulate the run of `spec` to its end, and return how it ended. Raises RunFailedError if the run
-    cannot end, and KeyboardInterrupt if the run is interrupted. In both cases, the run directory is
-    complete."""
+    """Raises RunFailedError if the run cannot end, and KeyboardInterrupt if it is interrupted. In both
+    cases, the run directory is complete."""
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
     try:
@@ -111,8 +109,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
 
 
 class FileRecorder:
-    """Recorder (`testbed.virtual.simulation.Recorder`) that writes events.jsonl and models/, and updates
-    the view."""
+    """Recorder that writes events.jsonl and models/, and updates the view."""
 
     def __init__(self, directory: RunDirectory, view: View) -> None:
         self.directory, self.view = directory, view
@@ -132,7 +129,6 @@ class FileRecorder:
             self.ended = record
 
     def keep_inputs(self, setup: Setup) -> None:
-        """Record all inputs of the core of `setup` from now on."""
         self._recording = Recording(self.directory.inputs, setup)
 
     def input(self, event: Input) -> None:
@@ -154,7 +150,6 @@ class FileRecorder:
             self._due = time.monotonic() + _REFRESH_EVERY
 
     def sample(self, sample: EnergySample | NetworkUse) -> None:
-        """Write a line of telemetry.jsonl."""
         if self._telemetry is None:
             self._telemetry = self.directory.telemetry.open("ab")
         self._telemetry.write(messages.encode(sample) + b"\n")
@@ -231,7 +226,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
 def _traffic(
     spec: RunSpec, queue: EventQueue, network: VirtualNetwork, recorder: FileRecorder
 ) -> SegmentTraffic | None:
-    """Make the segments of the run; None if it has none."""
+    """None if the run has no segments."""
     plan = spec.plan
     if not plan.segments:
         return None
@@ -240,12 +235,12 @@ def _traffic(
 
 
 def _charges(device: PlannedDevice) -> bool:
-    """Whether a charger brings the device back after a power-off."""
+    """A charger brings the device back after a power-off."""
     return device.energy is not None and device.energy.charger is not None
 
 
 class _Fleet:
-    """Maker of devices. A device is made only when it is needed."""
+    """Makes devices, when they are needed."""
 
     def __init__(
         self,
@@ -259,11 +254,10 @@ class _Fleet:
         view: View,
         energy: Mapping[str, DeviceEnergy],
     ) -> None:
-        """`model`: run id, and schema, vector and buffers of the model. The sizes of messages are
-        computed from these values."""
+        """`model`: run id, and schema, vector and buffers, from which the sizes of messages follow."""
         self._model = model
         self._sizes: dict[str, int] = {}
-        """Size of an update on the wire in bytes, by the names of its pipeline steps."""
+        """Bytes of an update on the wire, by the names of its pipeline steps."""
         self._spec = spec
         self._energy = energy
         self._prepared = prepared
@@ -292,8 +286,8 @@ class _Fleet:
         self._common = spec.topology.update_steps
 
     def device(self, name: str, last: VirtualDevice | None = None) -> VirtualDevice:
-        """Make a new device, or restart a device. `last` is the state in which the device ended; None
-        for a new device. A restarted device keeps its disk, link, CPU share, and random durations."""
+        """`last`: state in which the device ended, None for a new device. A restarted one keeps its
+        disk, link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         setup = client_setup(self._spec, planned, index, self._common)
@@ -351,7 +345,7 @@ class _Fleet:
         )
 
     def _update_size(self, steps: Sequence[Named]) -> int:
-        """Return the size in bytes of an update on the wire after the pipeline `steps`."""
+        """Bytes of an update on the wire after `steps`."""
         names = tuple(step.name if step in self._common else repr(step) for step in steps)
         key = repr(names)
         if key not in self._sizes:
@@ -361,8 +355,8 @@ class _Fleet:
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
-    """Yield the devices with the links that they have at time 0, when the first models are sent. If a
-    link has a trace, the trace's first values apply."""
+    """Devices with the links that they have at time 0, when the first models are sent: by a trace's
+    first values."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].with_action(step.action)
@@ -376,11 +370,8 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
-    """Return the cost of a step.
-
-    If a `cpu` share needs the time of a step, and the topology does not give this time, measure it.
-    Write the measured time to the run directory, so that the run can be repeated with it.
-    """
+    """If a `cpu` share needs the time of a step, and the topology does not give it, measure it, and
+    write it to the run directory, so that the run can be repeated with it."""
     topology, plan = spec.topology, spec.plan
     virtual = plan.virtual
     if plan.measures_steps:
@@ -412,8 +403,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
-    """Return a copy of `virtual` with the measured costs of an exchange between clients. Keys that
-    already have a value keep it."""
+    """Add the measured costs of an exchange between clients. Keys that already have a value keep it."""
     measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
     found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():

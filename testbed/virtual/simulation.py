@@ -1,8 +1,8 @@
 """Virtual time: an event queue around the same cores that run in containers.
 
 Within an instant, events on devices come first, then arrivals of updates in device order, then timers,
-and then messages that the aggregator sends at the end of the instant. This order repeats as long as new
-events are due at the same time.
+and then messages that the aggregator sends at the end of the instant. This repeats as long as new events
+are due at the same time.
 """
 
 from __future__ import annotations
@@ -37,35 +37,31 @@ from testbed.virtual.event_queue import ARRIVAL, DEVICE, LINK, SCENARIO, EventQu
 
 _DEADLOCK = "nothing can happen: the rule waits for its clients, and the clients wait for the rule"
 _MAX_EVENTS_AT_ONCE = 100
-"""Maximum number of events per device in an instant. Only a device whose work takes no time has more
-events."""
+"""Maximum events per device in an instant. Only a device whose work takes no time has more."""
 
 
 class Recorder(Protocol):
-    """Receiver of a run's records and models."""
-
     def input(self, event: inputs.Input) -> None:
-        """Called before the aggregator's core gets `event`."""
+        """Called before the core gets `event`."""
 
     def record(self, record: events.Record) -> None: ...
     def save(self, version: int, w: Vector, buffers: Buffers, *, final: bool) -> None: ...
     def pulse(self) -> None:
-        """Called after each instant, after all records of the instant."""
+        """Called after all records of an instant."""
 
 
 class Simulation:
     """Simulation of one aggregator and its clients until the end of the run.
 
-    `devices`: makes a device when it first gets a model, so that only participating devices need memory.
-    When a device restarts, the function makes it again from its last state.
+    `devices`: makes a device when it first gets a model, so that only participating devices need memory,
+    and again from its last state when it restarts.
 
     `evaluate`: runs in a separate thread. Its result is used at the next timer, or at once if the run
-    may end because of it. If `evaluates_alone` is true, the result is always used at once, because the
-    task must not evaluate and train at the same time.
+    may end because of it. With `evaluates_alone`, it is always used at once, because the task must not
+    evaluate and train at the same time.
 
-    `steps`: actions on devices, in the order of time. `absent`: devices that are absent at the start.
-    `sizes`: sizes of a model and of an update in bytes. `energy`: energy of the devices; None if it is
-    not counted. `network`: segments that devices share; None if there are none.
+    `steps`: in the order of time. `absent`: at the start. `sizes`: bytes of a model and of an update.
+    `energy`: None if it is not counted. `network`: segments that devices share.
     """
 
     def __init__(
@@ -102,7 +98,6 @@ class Simulation:
         self._steps = steps
         self._absent = absent
         self._names = [*server.population, *idle]
-        """Names of all devices."""
         self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, VirtualDevice] = {}
@@ -113,11 +108,11 @@ class Simulation:
         self._handling = False
         self._finished = self._deadlocked = False
         self._has_deferred = False
-        """Whether the core waits for the end of the instant."""
+        """The core waits for the end of the instant."""
 
     def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
-        """Run until the end, or until `interrupted` returns True. `wall_clock` is the time of the start
-        in Unix seconds. Raises RunFailedError if the run cannot end."""
+        """Run until the end, or until `interrupted`. `wall_clock`: Unix seconds of the start. Raises
+        RunFailedError if the run cannot end."""
         try:
             unpowered = set() if self._energy is None else self._begin_energy(self._energy)
             for name in self._names:
@@ -147,7 +142,7 @@ class Simulation:
             self._thread.shutdown()
 
     def _next(self) -> Nanoseconds:
-        """Return the time of the next event. Raises RunFailedError if the run cannot end."""
+        """Raises RunFailedError if the run cannot end."""
         timer, first = self._core.next_timer, self._events.next
         fleet, network = self._energy, self._network
         checks = 0 if fleet is None else fleet.checks
@@ -166,7 +161,6 @@ class Simulation:
         return timer
 
     def _instant(self) -> None:
-        """Handle all events of the present instant."""
         now = self._events.now
         for _ in range(_MAX_EVENTS_AT_ONCE * (1 + len(self._server.population))):
             if self._finished:
@@ -198,7 +192,7 @@ class Simulation:
             self._events.plan(step.at, SCENARIO, 0, lambda: self._play(step))
 
     def _play(self, step: Step) -> None:
-        """Carry out the step that is due, and plan the next one."""
+        """Plans the next step, too."""
         now = self._events.now
         details = to_json(step.action)
         self._write(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
@@ -209,8 +203,7 @@ class Simulation:
         self._plan_step()
 
     def _begin_energy(self, fleet: FleetEnergy) -> set[str]:
-        """Begin the account of the devices' energy. Return the devices that have no power at the
-        start."""
+        """Return the devices that have no power at the start."""
         unpowered = set()
         for name, one in fleet.devices.items():
             if name in self._absent:
@@ -229,8 +222,7 @@ class Simulation:
             self.update_power(one.name)
 
     def _receives(self, device: VirtualDevice, size: int, dispatch: int = 0) -> bool:
-        """Count the energy to receive a message of `size` bytes. Return whether the device still has
-        power."""
+        """Count the energy of a message of `size` bytes. Return whether the device still has power."""
         if device.energy is not None:
             there, back = device.line.bytes_of(size)
             device.energy.receive(self._events.now, dispatch, there, back)
@@ -238,8 +230,8 @@ class Simulation:
         return device.alive
 
     def _sends(self, device: VirtualDevice, size: int, sequence: int | None = None) -> bool:
-        """Count the energy to send a message of `size` bytes. `sequence`: number of the update in the
-        message; None if it has none. Return whether the device still has power."""
+        """Count the energy of a message of `size` bytes. `sequence`: of the update in it. Return whether
+        the device still has power."""
         if device.energy is not None:
             now, (there, back) = self._events.now, device.line.bytes_of(size)
             if sequence is None:
@@ -257,7 +249,7 @@ class Simulation:
                 self._write(record)
 
     def update_power(self, name: str) -> None:
-        """Power the device `name` off or on if its battery requires it now. Plan the next check."""
+        """Power the device off or on if its battery requires it. Plan the next check."""
         fleet, now = self._energy, self._events.now
         if fleet is None or (one := fleet.devices.get(name)) is None:
             return
@@ -340,8 +332,7 @@ class Simulation:
         self._local(device.last_awake(now) + left, device, end)
 
     def _local(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
-        """Plan `callback`, an action of the client's process, for `time`. If the device is paused before
-        `time`, the callback is delayed by the pause."""
+        """Plan an action of the client's process, which a pause of the device before `time` delays."""
         lost = device.lost_to_pauses
 
         def due() -> None:
@@ -359,7 +350,7 @@ class Simulation:
     def _message(
         self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None], *, to_device: bool
     ) -> None:
-        """Plan `callback` for a message from or to `device` that arrives at `time`."""
+        """Plan the arrival of a message from or to `device`."""
 
         def due() -> None:
             if not device.alive and (to_device or not device.leaving):
@@ -382,7 +373,7 @@ class Simulation:
     # Actions of the aggregator's core
 
     def _handle(self, event: inputs.Input) -> None:
-        """Pass `event` to the core after all actions of earlier events have been carried out."""
+        """Pass `event` to the core after all actions of earlier events."""
         self._inputs.append(event)
         if self._handling:
             return
@@ -432,7 +423,7 @@ class Simulation:
                 self._finished = True
 
     def _model(self, dispatch: act.Dispatch | act.BroadcastModel) -> payloads.ModelMessage:
-        """Return the model message of a dispatch. All dispatches of a version share one copy of w."""
+        """All dispatches of a version share one copy of w."""
         if self._snapshot is None or self._snapshot[0] != dispatch.version:
             self._snapshot = (dispatch.version, self._server.w.copy())
         return payloads.ModelMessage(
@@ -455,7 +446,6 @@ class Simulation:
         )
 
     def _end_energy(self, fleet: FleetEnergy) -> None:
-        """End the account of the devices' energy with the run."""
         fleet.checks = 0
         fleet.sample_all(self._events.now)
 
@@ -466,8 +456,8 @@ class Simulation:
         handle: Callable[[Nanoseconds], client.Actions],
         dispatch: int = 0,
     ) -> None:
-        """Send `size` bytes to `device`. When they arrive, the device's core handles them with
-        `handle`. `dispatch`: number of the dispatch if the bytes are a model; 0 otherwise."""
+        """When `size` bytes arrive, the device's core gets them by `handle`. `dispatch`: of a model; 0
+        otherwise."""
 
         def arrived() -> None:
             if self._receives(device, size, dispatch):
@@ -536,11 +526,7 @@ class Simulation:
         self, device: VirtualDevice, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
     ) -> int:
         """Prepare the exchange between clients for the update that answers `dispatch`; return the number
-        of messages.
-
-        The preparation takes the duration `took`. After it, a message is sent to every other present
-        client.
-        """
+        of messages: one to every other present client after `took`."""
         name = device.name
         count = exchange.prepare(dispatch, self._server.clients, took)
 
@@ -562,8 +548,7 @@ class Simulation:
             self.update_power(device.name)
 
     def _pass_on(self, sender: VirtualDevice, size: int, recipient: str, dispatch: int) -> None:
-        """Send a message of `size` bytes to another client, over the lines of `sender` and
-        `recipient`."""
+        """Send `size` bytes to another client, over the lines of both."""
 
         def passed_on() -> None:
             receiver = self.device(recipient)
@@ -581,7 +566,7 @@ class Simulation:
             sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
 
     def _ask_for_shares(self, device: VirtualDevice, number: int, updates: Wanted) -> None:
-        """Ask `device` for the sum of its shares of the masks of `updates`, and send its answer to the
+        """Ask `device` for the sum of its shares of the masks of `updates`; its answer goes to the
         aggregator."""
 
         def answer_request(_: Nanoseconds) -> client.Actions:

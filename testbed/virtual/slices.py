@@ -1,4 +1,4 @@
-"""Measure the CPU time of a training step on a whole core, and for a device that gets the CPU in slices.
+"""CPU time of a training step on a whole core, and for a device that gets the CPU in slices.
 
 During the pauses of a CPU quota, other devices fill caches and branch predictors, so that each slice
 begins cold. Depending on the task, a step then takes up to 50 % longer.
@@ -38,19 +38,17 @@ from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
 
 _OTHERS = (0.2, 0.2)
-"""CPU shares of the two other processes, as on a core with devices that do not train all the time."""
+"""CPU shares of two other processes, as on a core with devices that do not train all the time."""
 _SLICE = 5e-3
-"""CPU seconds of a slice. A quota gives slices of the same length
-(`testbed.plan.PlannedDevice.period`)."""
+"""CPU seconds, as in a quota (`testbed.plan.PlannedDevice.period`)."""
 _ROUNDS = 3
-"""Number of rounds. Each round measures first in slices and then on a whole core. Several rounds are
-needed, because a host may be slower for a second or two."""
+"""Each round measures first in slices and then on a whole core. A host may be slower for a second or
+two."""
 _SECONDS, _LONGEST = 0.1, 1.0
-"""CPU seconds of each measurement in a round, and its maximum duration in wall seconds. If a single step
-takes longer than the maximum, the measurement takes longer, too."""
+"""CPU seconds of each measurement in a round, and maximum wall seconds, unless a single step takes
+longer."""
 _WINDOW = 0.05
-"""CPU seconds of a window. The median of all windows is the result, so that a short disturbance has no
-effect."""
+"""CPU seconds. The median of all windows is the result, so that a short disturbance has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +57,15 @@ class StepTrial:
 
     task: Named
     code: str | None
-    """Folder of the user's own code; None if there is no such code."""
+    """Folder of the user's own code."""
     shard: Shard
     local: LocalTraining
     start: InitialModel
 
 
 def measure_step(work: StepTrial) -> tuple[float, float]:
-    """Measure the CPU seconds of a step on a whole core of this host, and in slices at a share of
-    `SLICED_SHARE`. The second result is never below the first. The measurement takes some seconds.
-    Raises HostError."""
+    """CPU seconds of a step on a whole core of this host, and in slices at a share of `SLICED_SHARE`,
+    never less. Takes some seconds. Raises HostError."""
     with keep_awake():
         done = subprocess.run(
             [*die_with_parent.prefix(), *run_module.command(__name__)],
@@ -128,8 +125,8 @@ def _signal(processes: Iterable[int], number: signal.Signals) -> None:
 
 
 def _start_stopped(work: Callable[[], object]) -> int:
-    """Fork a process, and return its id. The process is stopped until SIGCONT. It then does `work` until
-    SIGTERM."""
+    """Fork a process that is stopped until SIGCONT, and then does `work` until SIGTERM. Return its
+    id."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -157,8 +154,8 @@ def _train_at(share: float, train: Callable[[Callable[[], bool]], int]) -> None:
 
 
 def _stop_after_slices(pid: int, slicing: mmap.mmap) -> None:
-    """Stop the process `pid` after each slice, so that it gets `SLICED_SHARE` of a core. While the byte
-    of `slicing` is 0, do not stop it."""
+    """Stop the process after each slice, so that it gets `SLICED_SHARE` of a core, unless the byte of
+    `slicing` is 0."""
     is_ending = False
 
     def end(*_: object) -> None:
@@ -177,7 +174,7 @@ def _stop_after_slices(pid: int, slicing: mmap.mmap) -> None:
 
 
 def _windows(train: Callable[[Callable[[], bool]], int]) -> list[float]:
-    """Measure at least one window. Return the CPU seconds per step in each window."""
+    """CPU seconds per step, in each of at least one window."""
     windows = list[float]()
     began, end = time.thread_time(), time.monotonic() + _LONGEST
     while not windows or (time.thread_time() - began < _SECONDS and time.monotonic() < end):

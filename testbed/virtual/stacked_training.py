@@ -1,5 +1,5 @@
-"""Local training of many clients together, on stacked models. The results equal those of
-`agents.client.training`, except for float32 rounding."""
+"""Local training of many clients together, on stacked models, as `agents.client.training` but for
+float32 rounding."""
 
 from __future__ import annotations
 
@@ -39,70 +39,56 @@ from testbed.virtual.objectives import (
 )
 
 _JOBS_PER_THREAD = 4
-"""Number of jobs to collect per thread, so that no thread waits long for the last job of another
-thread."""
+"""Jobs to collect per thread, so that none waits long for the last job of another."""
 _NAMED = 3
-"""Maximum number of clients that an error names."""
+"""Clients that an error names."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """One local training."""
-
     start: Vector
     """Model to start from, shape (d,), float32; not changed."""
     indices: Indices
-    """Indices of the client's samples in the training set, shape (n,), n ≥ 1."""
+    """Indices in the training set, shape (n,), n ≥ 1."""
     local: LocalTraining
     lr: float
-    """Step size, used in place of the step size of `local`."""
+    """Used in place of the step size of `local`."""
     steps: int
-    """Number of mini-batch steps."""
     client: str = "a client"
-    """Name of the client."""
     index: int = 0
-    """Number of the client in device order, from 0."""
+    """Number in device order, from 0."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit`; empty if there is none."""
+    """Memory of the task's own `fit`."""
     rng: Callable[[], np.random.Generator]
-    """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
-    the same state."""
+    """For drawing the mini-batches. Each call returns a generator in the same state."""
     buffers: Buffers = NONE
     gradient: bool = False
-    """Whether to compute the gradient of one mini-batch at `start`, with the ℓ2 term, instead of
-    training."""
+    """Compute the gradient of one mini-batch at `start`, with the ℓ2 term, instead of training."""
     terms: Terms = NO_TERMS
-    """Terms that the rule adds to the objective."""
 
 
 class _JobKind(enum.Enum):
-    """How a job is computed."""
-
     STACKED = enum.auto()
-    """A training, computed together with others on stacked models."""
+    """Trainings, with others on stacked models."""
     GRADIENT = enum.auto()
-    """A gradient, computed together with others on stacked models."""
+    """Gradients, with others on stacked models."""
     SINGLE = enum.auto()
-    """A training or gradient, computed alone by the trainer that clients use outside virtual time."""
+    """Alone, by the trainer that clients use outside virtual time."""
 
 
 class BatchTrainer:
-    """Trains models of `task` on clients' parts of `train`, on PyTorch's `device`."""
+    """Trains models of `task` on clients' parts of `train`."""
 
     def __init__(
         self, task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
     ) -> None:
         self._draws = task.fits
-        """Whether trainings draw random numbers from PyTorch's generator, which is the same for the
-        whole process."""
+        """Trainings draw from PyTorch's generator, which is the same for the whole process."""
         self.remark: str | None = None
-        """Sentence for the user on how clients are trained; None if the clients are trained together."""
+        """Sentence for the user on how clients are trained; None if they are trained together."""
         self.together = sys.maxsize
-        """Number of jobs that are worth collecting.
-
-        If jobs are computed one after the other, it is not faster to collect more jobs than the threads
-        need. Some results may also not be needed at the end of a run.
-        """
+        """Number of jobs that are worth collecting. If they are computed one after the other, more than
+        the threads need are no faster, and some results may not be needed at the end of a run."""
         self._threads: ThreadPoolExecutor | None = None
         self._workers: queue.SimpleQueue[_TrainingWorker] = queue.SimpleQueue()
 
@@ -152,8 +138,7 @@ class BatchTrainer:
         reference: AnyModule,
         single: Callable[[], _Single],
     ) -> None:
-        """Train on the GPU `device`: in stacks if their gradients are those of `reference`, else one
-        client after the other."""
+        """In stacks if their gradients are those of `reference`, else one client after the other."""
         from testbed.virtual.gpu_objective import GpuObjective
 
         stacked = GpuObjective(task, train, start, device)
@@ -164,8 +149,7 @@ class BatchTrainer:
         self._workers.put(_TrainingWorker(stacked, stacked, task.l2, single))
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Compute `jobs`. Return their resulting models (copies) and losses with the ℓ2 term, in the
-        order of `jobs`."""
+        """Return copies of the models, and losses with the ℓ2 term, in the order of `jobs`."""
         steps = [job.steps for job in jobs]
         order = sorted(range(len(jobs)), key=steps.__getitem__, reverse=True)
         each = map if self._threads is None else self._threads.map
@@ -186,8 +170,7 @@ class BatchTrainer:
         return _JobKind.GRADIENT if job.gradient else _JobKind.STACKED
 
     def _chunks(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
-        """Divide `jobs` into parts to train together. The parts have about equal size, and are small
-        enough for the memory."""
+        """Parts of about equal size, small enough for the memory."""
         if not jobs:
             return []
         width = max(map(_width, jobs))
@@ -208,8 +191,6 @@ class BatchTrainer:
 
 
 class _TrainingWorker:
-    """Objective, trainer and memory of one thread."""
-
     def __init__(
         self, objective: Objective | None, memory: StackMemory, l2: float, single: Callable[[], _Single]
     ) -> None:
@@ -230,7 +211,7 @@ class _TrainingWorker:
         return [self._single().train(job) for job in jobs]
 
     def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Compute gradient and loss of each job's first mini-batch."""
+        """Gradient and loss of each job's first mini-batch."""
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         gradient = self._objective.gradient_on(*draw_batches(jobs, [1] * len(jobs)))
         w, out = self._memory.models([job.start for job in jobs])
@@ -241,8 +222,7 @@ class _TrainingWorker:
         return [Outcome(end.copy(), loss) for end, loss in zip(ends, losses.tolist(), strict=True)]
 
     def train(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Train each job; return its resulting model and mean loss. The jobs must be sorted by number of
-        steps, largest first."""
+        """Model and mean loss of each job. Jobs are sorted by number of steps, largest first."""
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         steps = [job.steps for job in jobs]
         gradient = self._objective.gradient_on(*draw_batches(jobs, steps))
@@ -265,14 +245,14 @@ class _TrainingWorker:
         ]
 
     def _skips(self, job: Job) -> bool:
-        """Whether parameters on which the loss does not depend have to be skipped. Otherwise weight
-        decay or momentum would change them."""
+        """True if parameters on which the loss does not depend have to be skipped: weight decay or
+        momentum would change them."""
         local = job.local
         every = self._l2 or local.proximal or job.terms  # then the loss depends on all parameters
         return not every and bool(local.weight_decay or local.momentum)
 
     def _differentiate(self, gradient: Gradient, step: int, w: Any, out: Any) -> Any:
-        """Return the losses with the ℓ2 term. Write the gradients without the ℓ2 term to `out`."""
+        """Return the losses with the ℓ2 term; write the gradients without it to `out`."""
         losses = gradient(step, w, out)
         if self._l2:
             losses += 0.5 * self._l2 * self._memory.squares(w)
@@ -316,8 +296,7 @@ class Descent:
         l2: float,
         place: Callable[[NDArray[Any]], Any] = lambda array: array,
     ) -> None:
-        """`start` has the initial models, and is where `place` brings an array to, for instance on a
-        GPU."""
+        """`start`: initial models, where `place` brings an array to, for instance on a GPU."""
         parameters = [
             (
                 *(job.lr, job.local.momentum),
@@ -341,8 +320,8 @@ class Descent:
             self._former[:] = start
 
     def step(self, w: Any, g: Any) -> None:
-        """Make a step of the first len(w) jobs. `g` has their gradients without the ℓ2 term and the
-        proximal term. The content of `g` is overwritten."""
+        """A step of the first len(w) jobs. `g`: gradients without the ℓ2 and proximal terms;
+        overwritten."""
         n = len(w)
         g *= self._lr[:n]
         if self._pull is not None:
@@ -358,11 +337,8 @@ class Descent:
 
 
 def draw_batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indices]:
-    """Draw mini-batches like `agents.client.training.batches`.
-
-    Returns the sample indices, shape (steps, jobs, b), and the sizes of the mini-batches, shape (steps,
-    jobs). Beyond the end of a job or of a mini-batch, the indices are 0.
-    """
+    """Like `agents.client.training.batches`. Return sample indices, shape (steps, jobs, b), 0 beyond the
+    end of a job or mini-batch, and sizes of the mini-batches, shape (steps, jobs)."""
     rows = np.zeros((max(steps), len(jobs), max(map(_width, jobs))), np.int64)
     sizes = np.empty(rows.shape[:2], np.int64)
     for k, (job, count) in enumerate(zip(jobs, steps, strict=True)):
@@ -385,13 +361,12 @@ def draw_batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, In
 
 
 def _width(job: Job) -> int:
-    """Return the number of samples in the job's largest mini-batch."""
+    """Samples in the job's largest mini-batch."""
     return max(job.local.first_batch(len(job.indices)), job.local.batches(len(job.indices))[1])
 
 
 def clipped(job: Job, end: Vector) -> Vector:
-    """Return a copy of `end`. If the update exceeds `clip`, the copy is moved towards the job's initial
-    model."""
+    """Copy of `end`, moved towards the initial model if the update exceeds `clip`."""
     if job.local.clip is None:
         return end.copy()
     update = end - job.start

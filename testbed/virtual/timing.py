@@ -1,5 +1,5 @@
-"""Durations in virtual time: the computations of a device, and the delay of a message. The costs of
-steps and transfers are in `testbed.plan.costs`, the links in `testbed.virtual.network`."""
+"""Durations in virtual time: computations of a device, and delay of a message. The costs of steps and
+transfers are in `testbed.plan.costs`, the links in `testbed.virtual.network`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RTO_MAX = 120.0
 
 
 class ComputeTimes:
-    """Durations of the computations of a device at its present CPU share, in nanoseconds."""
+    """Nanoseconds at the device's present CPU share."""
 
     def __init__(self, device: PlannedDevice, cost: StepCost) -> None:
         self._device = device
@@ -23,8 +23,7 @@ class ComputeTimes:
         self._step = cost.per_step(device)
 
     def computing(self, work: float) -> Nanoseconds:
-        """Return the nanoseconds to compute an update. `work`: work of the training in steps of a full
-        mini-batch."""
+        """An update. `work`: steps of a full mini-batch."""
         return from_seconds(work * self._step + self._cost.per_update(self._device))
 
     def preparing(self) -> Nanoseconds:
@@ -41,12 +40,11 @@ class ComputeTimes:
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.answer))
 
     def starting(self) -> Nanoseconds:
-        """Return the nanoseconds from the start of a client until it is ready."""
+        """From the start of a client until it is ready."""
         return from_seconds(self._cost.per_start(self._device))
 
     def set_share(self, share: float) -> float:
-        """Change the CPU share of the device. Return the factor by which a step takes longer from now
-        on."""
+        """Return the factor by which a step takes longer from now on."""
         before = self._step
         self._device = replace(self._device, cpu=share)
         self._step = self._cost.per_step(self._device)
