@@ -143,9 +143,9 @@ class Requested:
     device: str
     group: str
     cpu: tuple[RequestedCpu, ...]
-    """In the order of time; at least one."""
+    """Requested CPU in the order of time; at least one."""
     link: tuple[RequestedLink, ...] = ()
-    """In the order of time; empty if no link was requested."""
+    """Requested links in the order of time; empty if no link was requested."""
     away: tuple[Interval, ...] = ()
     """Intervals in which the device was frozen, down or starting: from the order, or the end of the
     client, until the device's CPU limit is in effect again."""

@@ -223,8 +223,8 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """By number of the CPU. On Linux without psutil, which lists online CPUs by position and not by
-    number."""
+    """Return CPU number -> counters, for each CPU of this host. On Linux psutil is not used, because
+    psutil lists online CPUs by position and not by number."""
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
     except OSError:  # not Linux

@@ -44,8 +44,8 @@ def from_seconds(used: Mapping[str, float], seconds: float, cores: int) -> Other
 
 
 def on_another_host(host: str, sample: HostSample | None) -> OtherWork:
-    """By the host's counters, which do not name programs. `sample`: None if they have not been read
-    twice yet."""
+    """Return the other work on another host, by its counters, which do not name programs. `sample`: None
+    if they have not been read twice yet."""
     if sample is None or sample.foreign is None:
         return OtherWork(f"the load of {host} is not known", None)
     share = sample.foreign + sample.steal

@@ -107,7 +107,7 @@ class _DeviceRequests:
     _cpu: list[RequestedCpu] = field(default_factory=list)
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
-    """After all actions since the run began or was resumed."""
+    """State of the device after all actions since the run began or was resumed."""
     _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
     """Reason for an absence -> device time in seconds."""

@@ -75,7 +75,7 @@ def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
 
 
 def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
-    """By direction: the device whose link carried the smallest share of its rate."""
+    """Return direction -> traffic of the device whose link carried the smallest share of its rate."""
     found = {}
     for way in RATES:
         known = [one.carried[way] for one in members if way in one.carried]

@@ -201,5 +201,5 @@ def _receive_all(sock: socket.socket, room: bytearray) -> tuple[int, Nanoseconds
 
 
 def _rate(count: int, seconds: float) -> float:
-    """In bit/s; 0 if all bytes were read at once, because the receiver was late."""
+    """Return the rate in bit/s; 0 if all bytes were read at once, because the receiver was late."""
     return 8 * count / seconds if seconds > 0 else 0.0

@@ -37,7 +37,7 @@ class Tracker(Protocol):
         """Receive what is known before the first record. Replace an earlier upload of the same run."""
 
     def log(self, points: Sequence[Point]) -> None:
-        """In the order of device time."""
+        """Receive figures in the order of device time."""
 
     def end(self, outcome: str, files: Sequence[Path]) -> str:
         """`outcome`: as in the manifest. `files`: to keep. Return a text that says where the run is

@@ -115,7 +115,7 @@ class VirtualDevice:
     exchange: SimulatedExchange | None = None
     """Messages between clients, such as mask shares; None if the run has none."""
     energy: DeviceEnergy | None = None
-    """Over all restarts; None if it is not counted."""
+    """The device's energy, over all its restarts; None if it is not counted."""
     memory: SavedVectors | None = None
     """Vectors that the client would find on its disk after a restart."""
     alive: bool = True

@@ -34,7 +34,7 @@ class _OpenRound:
 
 
 class DeviceEnergy:
-    """Over all restarts. `index`: position in device order."""
+    """Energy of one device, over all its restarts. `index`: position of the device in device order."""
 
     def __init__(self, device: PlannedDevice, index: int) -> None:
         assert device.energy is not None  # noqa: S101  (only such devices have an account)
@@ -60,7 +60,7 @@ class DeviceEnergy:
         self._received: dict[int, Femtojoules] = {}
         """Energy to receive the models that are not used yet, by dispatch."""
         self._rounds: dict[int, _OpenRound] = {}
-        """By the update's sequence number."""
+        """Rounds whose update is not sent yet, by the update's sequence number."""
         self._training: _OpenRound | None = None
         """Round whose training is in progress."""
         self._sampled: tuple[Nanoseconds, Femtojoules] = (-1, 0)
@@ -231,7 +231,7 @@ class DeviceEnergy:
         return self.account.idle + self.work if is_used else 0
 
     def is_sample_due(self, now: Nanoseconds, period: Nanoseconds) -> bool:
-        """At least `period` since the newest sample."""
+        """Whether the newest sample is at least `period` old."""
         return now >= self._sampled[0] + period
 
     def is_sampled_at(self, now: Nanoseconds) -> bool:

@@ -291,7 +291,7 @@ class FairShares:
     # Ends
 
     def _set_end(self, one: _Class) -> None:
-        """After a change of the first transfer or of the rate."""
+        """Compute the end of a class, whose first transfer or rate has changed."""
         while one.order[0][2].in_class is not one:
             heapq.heappop(one.order)
         left = max(0.0, one.order[0][0] - one.served_by(self._events.now))

@@ -478,7 +478,7 @@ class VirtualNetwork:
                 self._server[way] = shares, shares.add(Pipe(rate))
         self.segments: dict[str, VirtualSegment] = {}
         self._routes: dict[tuple[Way, str | None], Route] = {}
-        """From each segment with devices attached to it; from None for devices without one."""
+        """Routes from each segment that devices are attached to; from None for devices without one."""
         self._shares: dict[tuple[str, Way], FairShares] = {}
         """Shares of the tree that a segment belongs to, by the segment's name."""
 
@@ -535,7 +535,7 @@ class VirtualNetwork:
             line.apply_link()
 
     def _set_rate(self, name: str, way: Way, pipe: Pipe, rate: float) -> None:
-        """With `packets`, the segment is a token bucket."""
+        """Set the rate of the segment `name`. With `packets`, the segment is a token bucket."""
         has_bucket = self._packets and 0 < rate < math.inf
         self._shares[name, way].set_rate(pipe, rate, 8.0 * burst(int(rate)) if has_bucket else 0.0)
 

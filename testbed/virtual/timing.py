@@ -40,7 +40,7 @@ class ComputeTimes:
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.answer))
 
     def starting(self) -> Nanoseconds:
-        """From the start of a client until it is ready."""
+        """Return the nanoseconds from the start of a client until it is ready."""
         return from_seconds(self._cost.per_start(self._device))
 
     def set_share(self, share: float) -> float:

@@ -39,29 +39,24 @@ class ContainerDevice:
 
     planned: PlannedDevice
     away: bool
-    """Whether the device's client is absent or was ordered to end. The client may start again."""
+    """Absent, or ordered to end. The client may start again."""
     unpowered: bool = False
-    """Whether the device has powered off, because its battery is empty."""
+    """The battery is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Result of an action: the device's new state, orders to other processes, and new CPU limits."""
-
     device: ContainerDevice
     orders: list[AddressedOrder]
     limits: CpuLimits | None = None
-    """New CPU limits of the device's container; None if they stay unchanged."""
+    """None if they stay unchanged."""
 
 
 def respond(
     spec: RunSpec, device: ContainerDevice, action: DeviceAction, exit_code: int | None = None
 ) -> Response:
-    """Return the response to `action`. This function uses neither I/O nor a clock.
-
-    `exit_code` is the exit code of the device's container; None while the container runs. Raises
-    BadInputError if the action is not possible.
-    """
+    """Without I/O and clock. `exit_code`: of the device's container; None while it runs. Raises
+    BadInputError if the action is not possible."""
     name = device.planned.name
     match action:
         case SetCpu(cpu):
@@ -97,9 +92,8 @@ def respond(
 def _link_orders(
     spec: RunSpec, device: str, requested: Mapping[str, float | None]
 ) -> list[AddressedOrder]:
-    """Return the orders that change a device's link. `requested` has the new values by link setting, in
-    device time. Raises BadInputError if a setting cannot change because no device of the run has a
-    link."""
+    """`requested`: new values by link setting, in device time. Raises BadInputError if no device of the
+    run has a link."""
     changes = to_host_time(requested, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
     rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
@@ -117,11 +111,8 @@ def _link_orders(
 
 
 class ContainerDevices:
-    """States of the devices of a run.
-
-    `exit_code`: returns the exit code of a device's container; None while the container runs.
-    `set_limits`: makes the engine set a device's CPU limits and its memory limit in bytes.
-    """
+    """`exit_code`: of a device's container; None while it runs. `set_limits`: has the engine set CPU
+    limits and the memory limit in bytes."""
 
     def __init__(
         self,
@@ -137,25 +128,23 @@ class ContainerDevices:
         self._limited: set[str] = set()
 
     def limit(self, name: str) -> None:
-        """Apply the device's CPU quota."""
         self._limit(name, planned_limits(self.states[name].planned))
 
     def measure_again(self, names: Sequence[str]) -> list[AddressedOrder]:
-        """Lift the CPU limits of the devices, which would slow down a measurement of their links. Return
-        the orders to measure."""
+        """Lift the CPU limits, which would slow down a measurement of links. Return the orders to
+        measure."""
         for name in names:
             self._limit(name, UNLIMITED)
             self._limited.discard(name)
         return [(name, MeasureOrder([name])) for name in names]
 
     def begin(self) -> None:
-        """Limit the devices that have no limit yet. Called when the run clock starts."""
+        """Limit devices without a limit, when the run clock starts."""
         for name in self.states.keys() - self._limited:
             self._limit(name, starting_limits(self.states[name].planned))
 
     def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
-        """Carry out the engine's part of `action`; return orders for other processes. Raises
-        BadInputError if the action is not possible."""
+        """Return orders for other processes. Raises BadInputError if the action is not possible."""
         code = self._exit_code(name) if isinstance(action, Restart | Join) else None
         response = respond(self._spec, self.states[name], action, code)
         if response.limits is not None:

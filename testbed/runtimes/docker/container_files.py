@@ -1,5 +1,5 @@
-"""Files of this host that the containers of a run use: mounted files with their permissions, and images
-with the user's own code."""
+"""Files of this host that a run's containers use: mounted ones with their permissions, and images with
+the user's own code."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.specifications import BROKER_FILES, BROKER_SOCKET, appended_files
 
 _OWNER = 10002
-"""Id of the containers' user and group if testbed itself runs as root."""
+"""User and group of the containers if testbed itself runs as root."""
 
 
 def ensure_images(
     engine: docker.DockerClient, spec: RunSpec, progress: Callable[[str], None]
 ) -> images.Images:
-    """Build the images that the run needs and this host lacks. The images contain the topology's code
-    and packages."""
+    """Build what this host lacks, with the topology's code and packages."""
     added = device_images.additions(spec.topology)
     with_gpus = any(device.gpu is not None for device in spec.plan.devices)
     built = images.ensure(engine, progress, added, cuda=with_gpus)
@@ -41,11 +40,8 @@ def ensure_images(
 
 
 def owner() -> tuple[int, int]:
-    """Ids of the user and the group of the run's files and of the containers that write these files.
-
-    The ids are those of this process, or `_OWNER` if this process runs as root. Raises HostError if this
-    process has ids that are reserved for the devices' clients.
-    """
+    """User and group of the run's files, and of the containers that write them: those of this process,
+    or `_OWNER` for root. Raises HostError if they are reserved for the devices' clients."""
     found = (os.getuid(), os.getgid()) if os.getuid() else (_OWNER, _OWNER)
     if agent_configs.CLIENT_USER in found:
         raise HostError(
@@ -56,7 +52,7 @@ def owner() -> tuple[int, int]:
 
 
 def give_to_containers(owner: tuple[int, int], *paths: Path) -> None:
-    """Make `paths` accessible to the containers' user and group only."""
+    """Only the containers' user and group have access."""
     for path in paths:
         path.chmod(0o750 if path.is_dir() else 0o640)
         if os.getuid() == 0:  # else the user owns them already
@@ -72,9 +68,9 @@ def prepare(
     mps: bool = False,
     forwarded: bool = False,
 ) -> None:
-    """Write the files to mount, with the permissions that the containers need. `mps`: whether to create
-    the folder of NVIDIA's MPS, too. `forwarded`: whether connections of real devices are forwarded to
-    the broker's Unix socket with TLS.
+    """Write the files to mount, with the permissions that containers need. `mps`: with the folder of
+    NVIDIA's MPS. `forwarded`: real devices' connections are forwarded to the broker's Unix socket with
+    TLS.
 
     The clients run as another user, who may read only the clients' own configurations and shards. On the
     host, other users have no access to `work/`.

@@ -1,6 +1,6 @@
-"""Requests to a Docker engine: create the containers and networks that the specifications
-(`testbed.runtimes.docker.containers`) describe, change limits, read logs and files, isolate devices, and
-remove everything of a run."""
+"""Requests to a Docker engine: create containers and networks by their specifications
+(`testbed.runtimes.docker.containers`), change limits, read logs and files, isolate devices, and remove
+everything of a run."""
 
 from __future__ import annotations
 
@@ -43,41 +43,36 @@ from testbed.runtimes.docker.containers import (
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 
 Spare = Callable[[Mapping[str, Any]], bool]
-"""Function that returns True for a container that must be left as it is. The argument is the container's
-entry in the engine's list."""
+"""True for a container that must stay, by its entry in the engine's list."""
 PARALLEL = 2
-"""Number of containers to start or remove at the same time.
-
-A larger number saves hardly any time, because the engine handles one container after the other. A larger
-number also makes the engine miscount the containers of a network sometimes. The network then remains
-until the engine is restarted (moby issue 42119).
-"""
+"""Containers to start or remove at the same time. More save hardly any time, because the engine handles
+one after the other, and sometimes make it miscount the containers of a network, which then remains until
+the engine is restarted (moby issue 42119)."""
 SERVICE_LABEL = "com.docker.swarm.service.id"
-"""Name of the engine's label on containers that belong to a service of a Swarm."""
+"""The engine's label on containers of a Swarm's service."""
 _NOT_MOUNTED = "bind source path does not exist: "
 """Text in the engine's error if the path to mount does not exist in the engine's file system."""
 _SYSTEMD = Path("/run/systemd/system")
-"""Folder that exists if systemd is the init system of this host."""
+"""Exists if systemd is this host's init system."""
 _STOP = (
     "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager "
     "StopUnit ss {unit} replace || systemctl stop {unit}"
 )
-"""Shell command that makes systemd stop a unit. The command uses the system bus. Without a system bus,
-it uses systemd's own socket, which is reserved for root."""
+"""Makes systemd stop a unit, over the system bus, or without one over systemd's own socket, which is
+reserved for root."""
 _REMOVED_EXIT_CODE = 137
-"""Exit code to report for a container that was removed."""
+"""Reported for a container that was removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
 """Seconds for which to retry the removal of a network that the engine believes to be in use."""
 _REMOVAL_TIMEOUT_SECONDS = 60.0
-"""Maximum seconds between two successful removals of containers, if the engine answers."""
+"""Maximum between two successful removals of containers, if the engine answers."""
 _MAX_SILENCES = 3
-"""Maximum number of removal requests that may time out."""
+"""Removal requests that may time out."""
 
 
 @contextmanager
 def as_host_error(what: str) -> Iterator[None]:
-    """Context that replaces the SDK's errors by HostError with the message "the Docker engine could not
-    `what`"."""
+    """HostError "the Docker engine could not `what`" in place of the SDK's errors."""
     try:
         yield
     except ERRORS as error:
@@ -101,7 +96,7 @@ def create_network(engine: docker.DockerClient, network: BridgeNetwork) -> None:
 
 
 def start(engine: docker.DockerClient, container: Container) -> str:
-    """Create and start `container`; return its id."""
+    """Return the container's id."""
     api = engine.api
     host_config = api.create_host_config(
         read_only=container.read_only,
@@ -152,17 +147,15 @@ def start(engine: docker.DockerClient, container: Container) -> str:
 
 
 def _port_bindings(container: Container) -> dict[int | str, Any] | None:
-    """Port of the container -> address and port of the host, for all published ports. A port of None is
-    any free one."""
+    """Port of the container -> address and port of the host; a port of None is any free one."""
     bindings: dict[Any, Any] = dict(container.public)
     bindings.update(dict.fromkeys(container.published, ("127.0.0.1", None)))
     return bindings or None
 
 
 def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
-    """Return the request for the GPUs with the given `uuids`; None if `uuids` is empty. The request is
-    like that of `docker run --gpus`. It includes the parts of NVIDIA's driver that CUDA and MPS
-    (compute) and NVML (utility) need."""
+    """Request like `docker run --gpus`, with the parts of NVIDIA's driver that CUDA and MPS (compute)
+    and NVML (utility) need; None without `uuids`."""
     if not uuids:
         return None
     wanted = [["gpu", "compute", "utility"]]
@@ -170,16 +163,15 @@ def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
 
 
 def cgroup_driver(engine: docker.DockerClient) -> str:
-    """The engine's driver for control groups: `cgroupfs` or `systemd`."""
+    """`cgroupfs` or `systemd`."""
     return str(engine.api.info().get("CgroupDriver", "cgroupfs"))
 
 
 def set_group_weights(
     engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]
 ) -> str | None:
-    """Set the CPU `weights` of the control groups of `run`; 1 is the weight of a single process. Returns
-    None if the weights are set, and otherwise the reason why they cannot be set. Raises HostError if the
-    kernel has other weights afterwards."""
+    """1 is the weight of a single process. Return why weights cannot be set; None if they are. Raises
+    HostError if the kernel has other weights afterwards."""
     found = cgroups.weights(run, weights)
     if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
@@ -197,9 +189,8 @@ def set_group_weights(
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
-    """Remove the control groups of `run`, which the engine leaves behind. Control groups that are slices
-    of systemd are stopped first. Otherwise systemd would create them again, for example at its next
-    reload."""
+    """Remove the control groups that the engine leaves behind. Slices of systemd are stopped first: it
+    would create them again, for example at its next reload."""
     seen = [folder.name for folder in cgroups.folders(run)]
     # In a container, the controller may not see any.
     slices = sorted({name for name in seen or cgroups.names(run) if name.endswith(cgroups.SLICE)})
@@ -223,8 +214,7 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
 
 def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
     """Make the host's systemd stop `units`. If this process is not root, or sees no systemd, a container
-    of the engine stops the units. The container runs the host's own programs, and reaches systemd
-    through the system bus."""
+    does it, which runs the host's own programs, and reaches systemd through the system bus."""
     command = ["sh", "-c", "; ".join(_STOP.format(unit=quote(unit)) for unit in units)]
     if os.getuid() == 0 and _SYSTEMD.exists():
         subprocess.run(command, capture_output=True, check=False)
@@ -245,8 +235,8 @@ def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units:
 def _on_cgroups(
     engine: docker.DockerClient, image: str, run: str, commands: Sequence[str]
 ) -> str | None:
-    """Run shell commands on this host's control groups. The commands run as root, without other
-    privileges and without a network. Returns the error; None if all commands succeeded."""
+    """Run shell commands on this host's control groups as root, without other privileges and network.
+    Return the error; None if all succeeded."""
     try:
         _as_root(
             engine,
@@ -283,11 +273,8 @@ def isolate(
     *,
     here: bool = True,
 ) -> None:
-    """Isolate containers on `network` from each other. Raises HostError.
-
-    `found`: MAC and IPv4 address of each container, by container id. `here`: False if the containers are
-    certainly on another host; True if they may be on this host.
-    """
+    """`found`: MAC and IPv4 address, by container id. `here`: False if the containers are certainly on
+    another host. Raises HostError."""
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     pids = {container: _engine_pid(engine, container) for container in found}
     ends = [Endpoint(pids[container], *each) for container, each in found.items()]
@@ -326,12 +313,8 @@ def put_files(
     files: Mapping[str, bytes | Path],
     folders: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Copy `files` into the folder `where` of a container. A file is given as bytes, or as a path on
-    this host.
-
-    `folders`: folders to create first, each with the id of the user who owns the folder and the files in
-    it. Large files are copied in pieces.
-    """
+    """Copy bytes, or files of this host, into the folder `where`. `folders`: created first, with the id
+    of the user who owns the folder and its files. Large files are copied in pieces."""
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for name, user in folders.items():
@@ -354,7 +337,7 @@ def put_files(
 
 
 def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes | None:
-    """Read a small file in a container; None if it does not exist."""
+    """None if the file does not exist. For small files."""
     try:
         pieces, _ = engine.api.get_archive(container, path)
         with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
@@ -365,8 +348,8 @@ def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes |
 
 
 def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Path) -> None:
-    """Replace the folder `to` by the folder `path` of a container, without the subfolders of `path`. If
-    the container has no such folder, nothing is changed. Raises ERRORS, OSError."""
+    """Replace `to` by the folder `path` of a container, without subfolders. Do nothing if the container
+    has no such folder. Raises ERRORS, OSError."""
     partial = to.with_name(f"{to.name}.partial")
     try:
         pieces, _ = engine.api.get_archive(container, path)
@@ -394,12 +377,8 @@ def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Pat
 def limit(
     engine: docker.DockerClient, container: str, cpu: CpuLimits, memory: int | None = None
 ) -> None:
-    """Change the CPU limits of a container. For a container that has ended, the call has no effect.
-
-    `memory`: the container's memory limit in bytes, which stays unchanged; None if the container has no
-    memory limit. The memory limit must be set again, because with the systemd driver on cgroup v2, a
-    change of the CPU limits alone permits swap.
-    """
+    """`memory`: the container's limit in bytes, which must be set again: with the systemd driver on
+    cgroup v2, a change of the CPU limits alone permits swap. No effect on a container that has ended."""
     unchanged: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
         engine.api.update_container(container, **_limits(cpu), **unchanged)
@@ -409,7 +388,6 @@ def limit(
 
 
 def _limits(cpu: CpuLimits) -> dict[str, Any]:
-    """Convert `cpu` to the SDK's arguments."""
     limits = {
         "cpu_period": cpu.period,
         "cpu_quota": cpu.quota,
@@ -420,7 +398,7 @@ def _limits(cpu: CpuLimits) -> dict[str, Any]:
 
 
 def exit_code(engine: docker.DockerClient, container: str) -> int | None:
-    """Exit code of a container; None while the container runs, 137 if the container was removed."""
+    """None while the container runs, 137 if it was removed."""
     try:
         state = engine.api.inspect_container(container)["State"]
     except NotFound:
@@ -429,21 +407,19 @@ def exit_code(engine: docker.DockerClient, container: str) -> int | None:
 
 
 def _engine_pid(engine: docker.DockerClient, container: str) -> int:
-    """Id of the container's first process in the engine's namespace; 0 if the container has ended."""
+    """First process, in the engine's namespace; 0 if the container has ended."""
     return int(engine.api.inspect_container(container)["State"]["Pid"])
 
 
 def pid(engine: docker.DockerClient, container: str) -> int:
-    """Id of the container's first process; 0 if the container has ended, or the process is not visible
-    on this host."""
+    """First process; 0 if the container has ended, or the process is not visible on this host."""
     found = _engine_pid(engine, container)
     return found if _is_visible(found, container) else 0
 
 
 def _is_visible(process: int, container: str) -> bool:
-    """Whether the process with the engine's id `process` has the same id on this host, and belongs to
-    `container`. Returns False if the engine has another namespace of process ids, as on another host. In
-    that case, the same id may belong to a different process here."""
+    """True if the engine's `process` has this id here, and belongs to `container`. An engine with
+    another namespace of process ids, as on another host, may mean a different process."""
     try:
         return container in Path(f"/proc/{process}/cgroup").read_text()
     except OSError:
@@ -451,13 +427,13 @@ def _is_visible(process: int, container: str) -> bool:
 
 
 def published_port(engine: docker.DockerClient, container: str, port: int) -> int | None:
-    """Port on 127.0.0.1 that leads to the container's `port`; None if the container has ended."""
+    """Port on 127.0.0.1 that leads to the container's; None if it has ended."""
     bindings = engine.api.inspect_container(container)["NetworkSettings"]["Ports"]
     return int(bindings[f"{port}/tcp"][0]["HostPort"]) if bindings else None
 
 
 def addresses(engine: docker.DockerClient, network: str) -> dict[str, tuple[str, str]]:
-    """MAC and IPv4 address of each container on `network`, by container id."""
+    """MAC and IPv4 address, by container id."""
     attached = engine.api.inspect_network(network)["Containers"]
     return {
         key: (entry["MacAddress"], entry["IPv4Address"].partition("/")[0])
@@ -466,14 +442,13 @@ def addresses(engine: docker.DockerClient, network: str) -> dict[str, tuple[str,
 
 
 def networks(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    """Networks of `run`, or of all runs if `run` is None, as the engine lists them."""
+    """Entries of the engine's list; of all runs if `run` is None."""
     found: list[dict[str, Any]] = engine.api.networks(filters={"label": _label(run)})
     return found
 
 
 def containers(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    """Containers of `run`, or of all runs if `run` is None, as the engine lists them. This takes only
-    one request: no container is inspected."""
+    """Entries of the engine's list, by a single request; of all runs if `run` is None."""
     found: list[dict[str, Any]] = engine.api.containers(all=True, filters={"label": _label(run)})
     return found
 
@@ -483,14 +458,13 @@ def _label(run: str | None) -> str:
 
 
 def belongs_to_swarm(thing: Mapping[str, Any]) -> bool:
-    """Whether a container or network belongs to a Swarm. This engine may be only a worker of that
-    Swarm."""
+    """Then this engine may be only a worker."""
     return SERVICE_LABEL in thing["Labels"] or thing.get("Scope", "local") != "local"
 
 
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
-    """Remove all containers, networks and control groups of `run`, except those of a Swarm. The objects
-    are found by their labels. Logs are saved to `directory`; None to save no logs.
+    """Remove all containers, networks and control groups with the run's label, except those of a Swarm.
+    Save logs to `directory`.
 
     A log that cannot be saved does not stop the removal. An object that somebody else has removed, or is
     removing, is ignored. Raises HostError if something could not be removed or saved.
@@ -516,8 +490,8 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
 def save_logs(
     engine: docker.DockerClient, run: str, directory: RunDirectory, spare: Spare = lambda _: False
 ) -> list[str]:
-    """Append the log of each container of `run` to its file in `directory`. Containers for which `spare`
-    is true are left out. Returns a message for each log that could not be saved. Raises ERRORS."""
+    """Append the logs to their files, but not those for which `spare` is true. Return a message for each
+    that could not be saved. Raises ERRORS."""
     unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
@@ -541,7 +515,7 @@ def save_logs(
 
 
 def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lambda _: False) -> None:
-    """Remove the containers of `run`, except those for which `spare` is true. Raises ERRORS."""
+    """Spare those for which `spare` is true. Raises ERRORS."""
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     silences = 0
 
@@ -574,7 +548,7 @@ def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lamb
 
 
 def remove_volumes(engine: docker.DockerClient, run: str) -> None:
-    """Remove the volumes of `run`, which no container uses any more. Raises ERRORS."""
+    """No container uses them any more. Raises ERRORS."""
     api: Any = engine.api
     for volume in api.volumes(filters={"label": _label(run)})["Volumes"] or ():
         with _ignore_missing():
@@ -582,15 +556,13 @@ def remove_volumes(engine: docker.DockerClient, run: str) -> None:
 
 
 def _stored_size(text: bytes) -> int:
-    """Return the size in bytes of `text` in the engine's log file. In that file, each line is a JSON
-    object with a time."""
+    """Bytes of `text` in the engine's log file, where each line is a JSON object with a time."""
     escaped = json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
     return len(escaped) + 5 * sum(map(text.count, (b"<", b">", b"&"))) + 69 * text.count(b"\n")
 
 
 def _remove_network(engine: docker.DockerClient, network: str) -> None:
-    """Remove a network. Retry for a few seconds if the engine still counts a container on the
-    network."""
+    """Retry for some seconds if the engine still counts a container on the network."""
     deadline = time.monotonic() + _NETWORK_RELEASE_TIMEOUT_SECONDS
     while True:
         try:
@@ -602,7 +574,7 @@ def _remove_network(engine: docker.DockerClient, network: str) -> None:
 
 
 def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str]]:
-    """Last `tail` lines of the log of each container of `run`, by component."""
+    """Last `tail` lines, by component."""
     texts: dict[str, list[str]] = {}
     with as_host_error("read the logs"):
         for container in containers(engine, run):
@@ -614,7 +586,7 @@ def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str
 
 @contextmanager
 def _ignore_missing() -> Iterator[None]:
-    """Context that ignores the error of an object that does not exist, or is already being removed."""
+    """The object does not exist, or is already being removed."""
     try:
         yield
     except NotFound:

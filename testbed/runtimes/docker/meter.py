@@ -17,11 +17,8 @@ from testbed.runtimes.docker.running_containers import RunningContainers
 
 
 class DockerMeter(Meter):
-    """Meter of the run's containers.
-
-    Devices send their CPU use, memory and traffic themselves, as telemetry. The meter reads GPU use,
-    because the driver identifies processes by the host's ids, which containers do not know.
-    """
+    """Devices send their CPU use, memory and traffic themselves. The meter reads GPU use: the driver
+    identifies processes by the host's ids, which containers do not know."""
 
     def __init__(self, spec: RunSpec, containers: RunningContainers) -> None:
         self._run = spec.directory.run
@@ -29,8 +26,7 @@ class DockerMeter(Meter):
         self._with_gpu = [device.name for device in spec.plan.devices if device.gpu is not None]
         self._gpus: gpus.GpuMeter | None = None
         self.lack_of_gpus: str | None = None
-        """Reason why the use of GPUs cannot be read; None if the use can be read, or if no device has a
-        GPU."""
+        """Why the use of GPUs cannot be read; None if it can, or no device has a GPU."""
         if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
             try:
                 self._gpus = gpus.GpuMeter(sorted(uuids))
@@ -48,8 +44,8 @@ class DockerMeter(Meter):
         ]
 
     def externally_stopped(self) -> set[str]:
-        """Containers that were paused when the runtime last listed its containers, and servers that a
-        signal has stopped. The init of a device reports that itself."""
+        """Containers that were paused in the last list, and servers that a signal has stopped. A
+        device's init reports that itself."""
         return self._containers.stopped(SERVERS)
 
     def groups(self) -> Collection[str]:
@@ -68,8 +64,7 @@ class DockerMeter(Meter):
             self._gpus = None
 
     def _processes(self, device: str) -> list[int]:
-        """Ids of the device's processes on this host; empty if they have ended or run on another
-        host."""
+        """Empty if they have ended or run on another host."""
         try:
             init = psutil.Process(self._containers.pids([device])[0])
             return [init.pid, *(child.pid for child in init.children(recursive=True))]
@@ -78,7 +73,6 @@ class DockerMeter(Meter):
 
 
 def total_gpu_use(used: Sequence[Use]) -> GpuFigures:
-    """Sum up the GPU use of the processes of one device."""
     memory = [one.memory for one in used if one.memory is not None]
     busy = [one.sm for one in used if one.sm is not None]
     return GpuFigures(

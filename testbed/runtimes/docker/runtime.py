@@ -1,5 +1,4 @@
-"""The `docker` runtime. One engine creates and changes the containers and networks that
-`testbed.runtimes.docker.specifications` describes."""
+"""The `docker` runtime: one engine for what `testbed.runtimes.docker.specifications` describes."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def check_host() -> None:
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
-    """Return the runtime of one run, in a context with a connection to the engine. Build missing images
-    first. Raises HostError."""
+    """Build missing images first. Raises HostError."""
     with docker_engine.connect_fit() as client:
         built = container_files.ensure_images(client, spec, view.progress)
         spec.directory.write_manifest(images=asdict(built))
@@ -87,8 +85,8 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """Remove the left-over containers and networks of `run`. Save the run's logs to `directory`; None to
-    save no logs. Return False if no engine answers. Raises HostError if something may be left."""
+    """Save logs to `directory`. Return False if no engine answers. Raises HostError if something may be
+    left."""
     with docker_engine.connect_if_present() as client:
         if client is not None:
             executor.remove(client, run, directory)
@@ -96,18 +94,14 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """Last `tail` lines of the log of each container of `run`, by component; empty if no engine
-    answers."""
+    """Last `tail` lines, by component; empty if no engine answers."""
     with docker_engine.connect_if_present() as client:
         return {} if client is None else executor.logs(client, run, tail)
 
 
 class DockerRuntime:
-    """Runtime whose devices are containers of one Docker engine.
-
-    Containers and networks are created in threads, which Ctrl-C does not interrupt. Otherwise the engine
-    would continue with an interrupted request, and `stop` would look for the container before it exists.
-    """
+    """Containers and networks are created in threads, which Ctrl-C does not interrupt: the engine would
+    continue with an interrupted request, and `stop` would look for the container before it exists."""
 
     def __init__(self, client: docker.DockerClient, images: Images, spec: RunSpec) -> None:
         self._engine = client
@@ -115,8 +109,7 @@ class DockerRuntime:
         self._directory = spec.directory
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """TCP congestion control of all containers; None if the containers use the setting of the
-        host."""
+        """TCP congestion control of all containers; None for the host's setting."""
         self._launch = launch(
             spec,
             images,
@@ -163,7 +156,7 @@ class DockerRuntime:
         return accounts[CONTROLLER].at("127.0.0.1", port)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU quota of `device`. For a device that has ended, the call has no effect."""
+        """No effect on a device that has ended."""
         self._devices.limit(device)
 
     def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
@@ -174,20 +167,19 @@ class DockerRuntime:
         self._set_weights(is_started=True)
 
     def _set_weights(self, *, is_started: bool) -> None:
-        """Set the weights of the run's control groups. If the weights cannot be set, other work on the
-        host can take CPU time from devices. The run's verdict then reports the lost CPU time."""
+        """If weights cannot be set, other work on the host can take CPU time from devices, which the
+        verdict then reports."""
         weights = group_weights(self._spec.plan, is_started=is_started)
         image = self._launch.broker.image
         why = executor.set_group_weights(self._engine, image, self._directory.run, weights)
         self._directory.write_manifest(cpu_weights=weights if why is None else {"refused": why})
 
     def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
-        """Carry out an action. The engine sets CPU limits. The router sets the delay and loss of a link,
-        unless the devices use netem. The device's init does everything else."""
+        """The engine sets CPU limits, the router delay and loss of a link, unless the devices use netem;
+        the device's init does all else."""
         return self._devices.act(device, action)
 
     def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        """Have the device's init count the energy."""
         return [(order.device, order)]
 
     def exit_codes(self) -> dict[str, int]:
@@ -216,7 +208,7 @@ class DockerRuntime:
         return started
 
     def _start_broker(self) -> int:
-        """Create the networks and start the broker; return its port on 127.0.0.1."""
+        """Create the networks, too. Return the broker's port on 127.0.0.1."""
         for network in self._launch.networks:
             executor.create_network(self._engine, network)
         port = executor.published_port(self._engine, self._start(self._launch.broker), MQTT_PORT)
@@ -226,8 +218,8 @@ class DockerRuntime:
         return port
 
     def _start_mps(self, container: Container) -> None:
-        """Start MPS and wait until its daemon answers. A client that does not find the daemon would use
-        the whole GPU. Raises HostError."""
+        """Wait until its daemon answers: a client that does not find it would use the whole GPU. Raises
+        HostError."""
         identity = self._pool.submit(self._start, container).result()
         deadline = time.monotonic() + _MPS_TIMEOUT_SECONDS
         while not (self._directory.mps / mps.READY).exists():
@@ -239,8 +231,7 @@ class DockerRuntime:
             time.sleep(0.1)
 
     def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
-        """Isolate the devices on the data network from each other. `found` has the MAC and IPv4 address
-        of each container on that network, by container id."""
+        """`found`: MAC and IPv4 address on the data network, by container id."""
         devices = {self._containers[name].id for name in self._devices.states}
         endpoints = {key: each for key, each in found.items() if key in devices}
         network = object_name(self._directory.run, "data")

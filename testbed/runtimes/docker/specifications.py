@@ -60,30 +60,22 @@ BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
 """Folders in the broker's container: for its files, and for its Unix socket."""
 
 _MIN_WEIGHT = 2
-"""Lowest CPU weight that the kernel allows for a container."""
+"""Lowest weight that the kernel allows for a container."""
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
-"""CPU limits of a client that starts during the run: no quota, but the lowest weight. Start-up is not
-part of the experiment, and must not take CPU time away from other devices."""
+"""A client that starts during the run has no quota, but the lowest weight: start-up is not part of the
+experiment, and must not take CPU time away from other devices."""
 INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
-"""CPU weights of control groups, per core; 1 is the weight of a single process of the host. The devices'
-weight during the run is DEVICES_WEIGHT.
-
-With that weight, the devices' group gets 96 % of a core on which two other processes are busy, but never
-more than the sum of the devices' quotas. With a far larger weight, the kernel's threads that move
-packets would have to wait.
-
-Devices and infrastructure are separate groups with the same parent, and each group's weight is for its
-own cores. In a common group, devices could use the weight that is meant for the infrastructure's cores,
-and the infrastructure could use the devices' weight.
-"""
+"""CPU weights of control groups, per core; 1 is the weight of a single process of the host. With
+DEVICES_WEIGHT during the run, the devices' group gets 96 % of a core on which two other processes are
+busy, but never more than the sum of the devices' quotas. With a far larger weight, the kernel's threads
+that move packets would have to wait. Devices and infrastructure are separate groups with the same
+parent, each with a weight for its own cores: in a common group, each could use the weight that is meant
+for the other's cores."""
 
 
 def group_weights(plan: Plan, *, is_started: bool) -> dict[str, float]:
-    """CPU weights of the control groups; 1 is the weight of a single process of the host.
-
-    The devices' weight is low until all devices are started, because their start-up has no quota and
-    links are measured at the same time.
-    """
+    """1 is the weight of a single process. The devices' is low until all are started: their start-up has
+    no quota, and links are measured at the same time."""
     weight = DEVICES_WEIGHT if is_started else _START_UP_WEIGHT
     return {
         DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
@@ -99,12 +91,8 @@ def launch(
     congestion_control: str | None,
     cgroup_driver: str,
 ) -> ContainerLaunch:
-    """Return the specifications of a run whose files belong to the user and group `owner`.
-
-    `congestion_control`: TCP congestion control of all containers; None if the containers use the
-    setting of the host. `cgroup_driver`: the engine's driver for control groups, `cgroupfs` or
-    `systemd`.
-    """
+    """`owner`: user and group of the run's files. `congestion_control`: TCP's, of all containers; None
+    for the host's setting. `cgroup_driver`: `cgroupfs` or `systemd`."""
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
     builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
     return ContainerLaunch(
@@ -118,21 +106,19 @@ def launch(
 
 
 def object_name(run: str, what: str) -> str:
-    """Name of a container or network. `what` is the container's component, or `data`, `control` or
-    `server`."""
+    """`what`: a component, or `data`, `control` or `server`."""
     return f"testbed-{run}-{what}"
 
 
 def appended_files(spec: RunSpec) -> list[Path]:
-    """Files that the aggregator appends to. Because the files are mounted, they must exist before the
-    aggregator starts."""
+    """Files that the aggregator appends to. They are mounted, so they must exist before it starts."""
     directory = spec.directory
     recorded = [directory.inputs] if spec.topology.durability == "recording" else []
     return [directory.events, *recorded]
 
 
 def planned_limits(device: PlannedDevice) -> CpuLimits:
-    """CPU limits of a device whose client is ready."""
+    """Limits of a device whose client is ready."""
     return CpuLimits(
         quota=device.quota,
         period=device.period,
@@ -142,8 +128,8 @@ def planned_limits(device: PlannedDevice) -> CpuLimits:
 
 
 def starting_limits(device: PlannedDevice) -> CpuLimits:
-    """CPU limits of a device whose client is absent, or not ready, when the run clock starts. The limits
-    apply until the client is ready."""
+    """Limits of a device whose client is absent, or not ready, when the run clock starts, until it is
+    ready."""
     return replace(UNLIMITED, cpus=device.cores)
 
 
@@ -288,33 +274,32 @@ class _SpecificationBuilder:
         return Mount(str(self.spec.directory.mps), agent_configs.MPS_FOLDER, read_only=False)
 
     def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
-        """Environment variables that make a client's CUDA use MPS within the device's limits."""
+        """Environment by which a client's CUDA uses MPS within the device's limits."""
         limits = mps.limit_variables(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
         return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
 
     @property
     def _device_set(self) -> tuple[Mount, ...]:
-        """Mount of the file with all devices' samples; empty unless the model is evaluated on each
-        device's samples."""
+        """File with all devices' samples, if the model is evaluated on each device's samples."""
         if self.spec.topology.evaluate.devices is None:
             return ()
         return (Mount(str(self.spec.directory.device_set), agent_configs.DEVICE_SET),)
 
     @property
     def _start(self) -> tuple[Mount, ...]:
-        """Mount of the file with the initial state of the model; empty if the run has no such file."""
+        """File with the initial state of the model, if the run has one."""
         weights = agent_configs.initial_model(self.spec.topology, self.spec.directory).weights
         return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property
     def _server(self) -> str:
-        """Name of the network of broker and aggregator."""
+        """Network of broker and aggregator."""
         return "server" if self.spec.plan.is_routed else "data"
 
     @property
     def _infrastructure(self) -> CpuLimits:
-        """CPU limits of broker, aggregator and router. On a host with one core, these components and the
-        devices share that core."""
+        """Limits of broker, aggregator and router. On a host with one core, they share it with the
+        devices."""
         return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
 
     def _cgroup(self, group: str) -> str:
@@ -334,7 +319,6 @@ class _SpecificationBuilder:
         return Attachment(self._object_name(network), aliases)
 
     def _container(self, component: str, image: str) -> Container:
-        """Container with the settings that are common to all containers of the run."""
         return Container(
             component=component,
             name=self._object_name(component),

@@ -8,8 +8,7 @@ from testbed.host.forkserver import ForkedProgram
 
 
 class Children(dict[str, psutil.Popen | ForkedProgram]):
-    """Processes of a run, by component. A component that was restarted has only its latest process
-    here."""
+    """By component: only the latest process of one that was restarted."""
 
     def is_alive(self, component: str) -> bool:
         return component in self and self[component].poll() is None

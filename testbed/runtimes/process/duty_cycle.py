@@ -1,11 +1,10 @@
-"""CPU limit for ordinary processes: a control loop suspends and resumes each process, so that the
-process gets only its share of CPU time.
+"""CPU limit for ordinary processes: a control loop suspends and resumes each one, so that it gets only
+its share of CPU time.
 
-The loop measures the CPU time that each process has really used. The budget of a process grows by share
-× elapsed time, and shrinks by the CPU time used. While the budget is not positive, the process is
-suspended. A negative budget is carried over, so that no process gets more than its share in the long
-run. Unused budget is lost, as with the kernel's CFS quota, except for a small part that compensates for
-late ticks.
+The loop measures the CPU time that each process has really used. Its budget grows by share × elapsed
+time, and shrinks by the CPU time used. While the budget is not positive, the process is suspended. A
+negative budget is carried over, so that no process gets more than its share in the long run. Unused
+budget is lost, as with the kernel's CFS quota, except for a small part that compensates for late ticks.
 """
 
 from __future__ import annotations
@@ -24,26 +23,24 @@ import psutil
 from testbed.errors import HostError
 
 TICK = 0.005
-"""Seconds between two decisions. A resumed process runs for at least TICK seconds."""
+"""Seconds between two decisions, and minimum for which a resumed process runs."""
 PERIOD = 0.05
-"""Maximum budget, as seconds of elapsed time: a budget is at most share × PERIOD CPU seconds. A process
-loses no CPU time if a tick is late by less than PERIOD."""
+"""A budget is at most share × PERIOD CPU seconds. A process loses no CPU time if a tick is late by less
+than PERIOD seconds."""
 SCAN = 1.0
 """Seconds between two searches for new child processes."""
 
 
 def step(budget: float, share: float, elapsed: float, used: float) -> float:
-    """Return the budget in CPU seconds after an interval of `elapsed` seconds in which `used` CPU
-    seconds were used. The process may run while its budget is positive."""
+    """Return the new budget; all are in seconds. The process may run while its budget is positive."""
     return min(budget + share * elapsed - used, share * PERIOD)
 
 
 class DutyCycle:
-    """Limiter of any number of processes with their process groups. The limiter's thread starts with the
-    first limit.
+    """Limiter of processes with their process groups. Its thread starts with the first limit.
 
     If a process leads a process group (`start_new_session=True`), its children are in that group. If the
-    controller is killed, nothing resumes suspended processes. Therefore start processes through
+    controller is killed, nothing resumes suspended processes. So start them through
     `testbed.host.die_with_parent`, which ends them with the controller.
     """
 
@@ -57,10 +54,10 @@ class DutyCycle:
         """Error that has ended the thread, and with it all limits."""
 
     def limit(self, name: str, pid: int, share: float) -> None:
-        """Limit process `pid` from now on to `share` of one core (0.25 is a quarter; 2 is two cores).
+        """`share`: of one core (0.25 is a quarter; 2 is two cores), from now on.
 
-        CPU time that the process has used before does not count. For a process that has ended, the call
-        has no effect. Raises ValueError if `share` is not positive, RuntimeError after `close`.
+        CPU time before does not count. No effect on a process that has ended. Raises ValueError if
+        `share` is not positive, RuntimeError after `close`.
         """
         if share <= 0:
             raise ValueError(f"the CPU share of {name} is {share}, expected a number above 0")
@@ -78,17 +75,17 @@ class DutyCycle:
                 self._limited[name] = limited
 
     def release(self, name: str) -> None:
-        """Remove the limit of `name`, if there is one. Resume the process if it is suspended."""
+        """Resumes a suspended process."""
         with self._lock:
             if limited := self._limited.pop(name, None):
                 limited.run()
 
     def suspended_s(self, name: str) -> float:
-        """Total seconds for which `name` has been suspended because it had no budget."""
+        """Total seconds without budget."""
         return self._suspended_s[name]
 
     def is_suspended(self, name: str) -> bool:
-        """Whether `name` is now suspended because it has no budget."""
+        """Suspended now, because it has no budget."""
         limited = self._limited.get(name)
         return limited is not None and limited.suspended
 
@@ -137,8 +134,7 @@ class DutyCycle:
                 limited.suspend()
 
     def _adopt_children(self) -> None:
-        """Add the processes that have joined a limited group. The search takes only one cheap system
-        call per process."""
+        """Add processes that have joined a limited group, by one cheap system call per process."""
         groups = {limited.pid: limited for limited in self._limited.values() if not limited.suspended}
         for pid in psutil.pids() if groups else ():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -156,27 +152,23 @@ class _Member:
 
 @dataclass(slots=True)
 class _LimitedGroup:
-    """A limited process with its process group."""
-
     pid: int
-    """Id of the limited process, which leads the group."""
+    """Process that leads the group."""
     share: float
-    """CPU share of the group; 1 is one core."""
+    """1 is one core."""
     budget: float = 0.0
     """CPU seconds that the group may use."""
     suspended: bool = False
     members: dict[int, _Member] = field(default_factory=dict)
 
     def adopt(self, pid: int) -> _Member:
-        """Add a process. The CPU time that the process has used so far will be charged to the group.
-        Raises psutil.NoSuchProcess."""
+        """CPU time so far will be charged to the group. Raises psutil.NoSuchProcess."""
         process = psutil.Process(pid)
         self.members[pid] = _Member(process, cpu_clock(process))
         return self.members[pid]
 
     def cpu_used(self) -> float:
-        """CPU seconds that the group has used since the last call. Members that have ended are
-        removed."""
+        """CPU seconds since the last call. Members that have ended are removed."""
         total = 0.0
         for pid, member in list(self.members.items()):
             try:
@@ -208,9 +200,9 @@ class _LimitedGroup:
 def cpu_clock(process: psutil.Process) -> Callable[[], float]:
     """Return a function that returns the CPU seconds of `process`, or raises psutil.NoSuchProcess.
 
-    The function reads the POSIX clock of the process. That clock counts nanoseconds, and reading it is
-    50 times cheaper than psutil's cpu_times(), whose ticks are 10 ms. If the C library lacks that clock
-    (macOS), the function uses cpu_times(), which is precise there.
+    It reads the POSIX clock of the process, which counts nanoseconds, 50 times cheaper than psutil's
+    cpu_times(), whose ticks are 10 ms. If the C library lacks that clock (macOS), it uses cpu_times(),
+    which is precise there.
     """
     try:
         find_clock = ctypes.CDLL(None).clock_getcpuclockid

@@ -1,5 +1,4 @@
-"""Logs of local processes. The size of a log is bounded, so that a process that prints endlessly cannot
-fill the disk."""
+"""Logs of local processes, of bounded size: one that prints endlessly cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -12,19 +11,17 @@ from agents.disk import files
 from testbed.host import descriptors
 
 LOG_BYTES = 4 * 2**20
-"""Minimum size in bytes of the latest output that each log keeps. The maximum size is twice this
-number."""
+"""Latest output that each log keeps: at least this, at most twice as much."""
 CUT = b"[earlier output was removed: a log keeps its latest 4 to 8 MiB]\n"
-"""Line that replaces the removed lines."""
 _PIECE = 64 * 1024
-"""Number of bytes to read at once: the capacity of a pipe."""
+"""Bytes per read: the capacity of a pipe."""
 _PAUSE_SECONDS = 0.01
 """Seconds between two reads of a pipe. A process that prints faster has to wait, and so does not slow
 down the controller."""
 
 
 class LogWriter:
-    """Writes the output of processes to their logs, in a thread that runs until `close`."""
+    """Writes logs in a thread that runs until `close`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -34,8 +31,7 @@ class LogWriter:
         self._thread: threading.Thread | None = None
 
     def pipe(self, path: Path) -> int:
-        """Return a file descriptor whose output goes to the log at `path`. The caller has to close the
-        descriptor."""
+        """Return a descriptor, which the caller has to close, whose output goes to the log at `path`."""
         path.touch()
         reading, writing = os.pipe()
         reading = descriptors.renumber(reading)  # one per device, of which there may be thousands
@@ -50,15 +46,14 @@ class LogWriter:
         return writing
 
     def catch_up(self) -> None:
-        """Write all output so far to the logs."""
+        """All output so far."""
         if not self._selector.get_map():  # it may be closed
             return
         self._read_pipes(0.0)
         self._read_pipes(0.0)  # a pipe may hold one piece and the rest of a line
 
     def close(self) -> list[OSError]:
-        """Write the rest of the output, and end the thread. All processes must have ended before.
-        Returns the errors of logs that could not be written."""
+        """All processes must have ended before. Return the errors of logs that could not be written."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -79,7 +74,7 @@ class LogWriter:
             self._read_pipes(0.05)
 
     def _read_pipes(self, timeout: float) -> None:
-        """Read a piece from each pipe that has output. Wait at most `timeout` seconds for output."""
+        """Read a piece from each pipe that has output. `timeout`: seconds."""
         for key, _ in self._selector.select(timeout):
             with self._lock:
                 if self._selector.get_map().get(key.fd) is not key:  # the other thread has closed it
@@ -102,12 +97,12 @@ class _BoundedLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten = b""
-        """Latest output that could not be written because of `failure`; at most about LOG_BYTES long."""
+        """Latest output that could not be written because of `failure`; at most about LOG_BYTES."""
         self.failure: OSError | None = None
-        """Error of the last attempt to write; None if it succeeded."""
+        """Error of the last attempt to write."""
 
     def write(self, piece: bytes) -> None:
-        """Append the unwritten output and `piece` to the file."""
+        """Append what is unwritten, then `piece`."""
         self._unwritten += piece
         try:
             with self._path.open("ab", buffering=0) as file:

@@ -1,7 +1,7 @@
 """The `process` runtime: devices are ordinary processes of this host, limited by a duty cycle.
 
-This runtime is the default if no Docker engine answers. It limits CPU time. It measures memory, but does
-not limit it. If devices have links, a relay (testbed.relay) connects the devices to the broker.
+It is the default if no Docker engine answers. It limits CPU time, and measures memory without a limit.
+If devices have links, a relay (testbed.relay) connects them to the broker.
 """
 
 from __future__ import annotations
@@ -62,35 +62,32 @@ from testbed.view import View
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT_SECONDS = 10.0
-"""Maximum seconds to wait until the broker accepts connections."""
 GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 _MODULE = tuple(run_module.command(""))[:-1]
 """Beginning of a command that runs a Python module."""
 _LATER = {"agents.client.main": ("agents.client.training",)}
-"""Modules that a program imports only while it runs, by the program's own module."""
+"""Imported only while a program runs, by the program's own module."""
 
 # Environment variables that mark a process as a component of a run.
 RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 
 
 def is_available() -> bool:
-    """Return True, because this runtime is used if no other runtime is available. `check_host` reports
-    what this host lacks."""
+    """True: this runtime is used if no other is available. `check_host` reports what this host lacks."""
     return True
 
 
 def check_host() -> None:
-    """Raise HostError if no broker is installed: neither Mosquitto nor amqtt."""
+    """Raise HostError if neither Mosquitto nor amqtt is installed."""
     if (lack := lack_of_broker()) is not None:
         raise HostError(lack)
 
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
-    """Return the runtime of one run, in a context. Print a message if the run has to use the embedded
-    broker."""
+    """Print a message if the run has to use the embedded broker."""
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
         view.progress(
@@ -115,8 +112,7 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """End all processes of `run`, including its controller. Return True: this runtime is always
-    available."""
+    """Ends the controller, too. Return True: this runtime is always available."""
     remove(run)
     return True
 
@@ -128,23 +124,19 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Commands of the components. The path of an agent's configuration is appended to the agent's
-    command. If agents are Python modules with a function `main`, they are forked from one process that
-    has imported these modules."""
+    """Commands of the components; agents get the path of their configuration. Python modules with a
+    function `main` are forked from one process that has imported them."""
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
-    """Path of the Mosquitto broker; None if the embedded broker is used."""
+    """None for the embedded broker."""
     aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
     client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
     relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
 
 
 class ProcessRuntime:
-    """Runtime whose devices are processes of this host.
-
-    Use this class in the main thread only: when a thread ends, all processes that the thread has started
-    end, too (`host.die_with_parent`).
-    """
+    """For the main thread only: when a thread ends, all processes that it has started end, too
+    (`host.die_with_parent`)."""
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
@@ -163,11 +155,10 @@ class ProcessRuntime:
         """Devices to start when their old process has ended."""
         self._paused: set[str] = set()
         self._down = set(spec.plan.absent)
-        """Devices that are absent, or that a crash or a leave has ended."""
+        """Devices that are absent, or ended by a crash or leave."""
         self._unpowered: set[str] = set()
-        """Devices whose battery is empty."""
         self._memory_lost: set[str] = set()
-        """Devices whose files a power-off has erased. They are deleted before the next start."""
+        """Devices whose files a power-off has erased, which are deleted before the next start."""
         self._has_relay = relay.is_needed(spec)
         self._relay: relay.StartedRelay | None = None
         self._energy = FleetEnergyMeter(spec.plan.emulated_devices, self._children, spec.plan.absent)
@@ -177,15 +168,15 @@ class ProcessRuntime:
 
     @property
     def broker_kind(self) -> str:
-        """Kind of the broker: `mosquitto` or `amqtt (embedded)`."""
+        """`mosquitto` or `amqtt (embedded)`."""
         return "mosquitto" if self._programs.mosquitto else "amqtt (embedded)"
 
     def start(self) -> BrokerAccess:
         """Start broker, aggregator and all devices. Return the controller's login at the broker.
 
-        The links are measured before the devices start, so that nothing disturbs the measurement. Raises
-        HostError if the broker or the relay does not start, a link cannot be measured, or the host
-        allows too few file descriptors.
+        Links are measured before the devices start, so that nothing disturbs that. Raises HostError if
+        the broker or the relay does not start, a link cannot be measured, or the host allows too few
+        file descriptors.
         """
         count = len(self._devices)
         descriptors.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
@@ -222,14 +213,11 @@ class ProcessRuntime:
         return accounts[CONTROLLER].at(HOST, at.port)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU share of `device`, whose client is ready.
-
-        The call has no effect on a device that has ended. It also has no effect on a device that was not
-        started. In that case, somebody else has logged in under the device's name.
+        """No effect on a device that has ended, or that was not started: then somebody else has logged
+        in under its name.
 
         Do not limit a process before its client is ready. A process first asks the kernel to end it
-        together with the controller. If the process were suspended before this request, it could outlive
-        the controller.
+        together with the controller; suspended before that, it could outlive the controller.
         """
         if device not in self._children:
             return
@@ -250,8 +238,8 @@ class ProcessRuntime:
             self._relay.close()
 
     def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
-        """Carry out an action. The relay changes links. Signals do everything else. Raises BadInputError
-        if a link cannot change as requested."""
+        """The relay changes links; signals do everything else. Raises BadInputError if a link cannot
+        change as requested."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
             return [(ROUTER, DeviceOrder(device, self._link_action(action)))]
         match action:
@@ -305,7 +293,7 @@ class ProcessRuntime:
         return []
 
     def _link_action(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
-        """Convert `action` to the relay's units. Raises BadInputError if the relay cannot carry out the
+        """Convert to the relay's units. Raises BadInputError if the relay cannot carry out the
         action."""
         if not self._has_relay:
             raise BadInputError(
@@ -324,12 +312,11 @@ class ProcessRuntime:
         return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
     def _is_running(self, device: str) -> bool:
-        """Whether the device has a living process that was not ordered to end."""
         return self._children.is_alive(device) and device not in self._away
 
     def _end(self, device: str, how: signal.Signals) -> None:
-        """End a device's process. The device may start again. The process is also resumed, because a
-        suspended process reacts only to SIGKILL."""
+        """The device may start again. The process is also resumed, because a suspended process reacts
+        only to SIGKILL."""
         self._restarting.discard(device)
         if self._children.is_alive(device):
             self._away.add(device)
@@ -338,7 +325,7 @@ class ProcessRuntime:
             self._children[device].send_signal(signal.SIGCONT)
 
     def _start_restarting(self) -> None:
-        """Start the devices in `_restarting` whose old processes have ended."""
+        """Start devices whose old processes have ended."""
         for device in [device for device in self._restarting if not self._children.is_alive(device)]:
             self._restarting.discard(device)
             self._away.discard(device)
@@ -350,7 +337,7 @@ class ProcessRuntime:
                 self._children[device].send_signal(signal.SIGSTOP)
 
     def _erase_memory(self, device: str) -> None:
-        """Delete the client's files. The count of its trainings stays, because it belongs to the
+        """Delete the client's files, but for the count of its trainings, which belongs to the
         emulation."""
         for path in self._directory.disk(device).iterdir():
             if path.name != BEGUN:
@@ -361,9 +348,8 @@ class ProcessRuntime:
         return []
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes of the components that have ended by themselves; −n if signal n ended the
-        component. This method also starts devices whose start waited for the end of their old
-        process."""
+        """Components that have ended by themselves; −n for signal n. Also starts devices whose start
+        waited for the end of their old process."""
         self._start_restarting()
         self._duty_cycle.check()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
@@ -374,9 +360,8 @@ class ProcessRuntime:
         return None
 
     def stop(self) -> None:
-        """End every process of the run. The agents end first, so that no agent reports that the broker
-        is lost. Idempotent. If logs could not be saved, raises HostError after all processes have
-        ended."""
+        """Agents end first, so that none reports that the broker is lost. Idempotent. Raises HostError
+        after all processes have ended, if logs could not be saved."""
         self._restarting.clear()
         self._duty_cycle.close()
         if self._relay is not None:
@@ -401,7 +386,7 @@ class ProcessRuntime:
         return self._directory.log_tail(component)
 
     def _start_relay(self, login: BrokerAccess, port: int) -> Mapping[str, int]:
-        """Start the relay and measure the links; return the relay's port for each device."""
+        """Measure the links, too. Return the relay's port for each device."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
             started = relay.launch_relay(
@@ -435,8 +420,8 @@ class ProcessRuntime:
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _fork_server(self) -> ForkServer | None:
-        """Start a process that imports the agents' modules. The agents are later forked from that
-        process. Return None if the agents are not Python modules, or the host cannot fork."""
+        """Start a process that imports the agents' modules, and from which they are forked. None if the
+        agents are no Python modules, or the host cannot fork."""
         programs = self._programs.aggregator, self._programs.client
         modules: list[str] = []
         for *start, module in programs:
@@ -450,8 +435,7 @@ class ProcessRuntime:
     def _spawn(
         self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
     ) -> None:
-        """Start `command` in a session of its own, so that Ctrl-C in the terminal reaches only the
-        controller."""
+        """In a session of its own, so that Ctrl-C in the terminal reaches only the controller."""
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         log = self._logs.pipe(self._directory.log(name))
@@ -495,8 +479,8 @@ class ProcessRuntime:
 
 
 def environment(directory: RunDirectory, component: str) -> dict[str, str]:
-    """Environment variables of a process. The variables mark the process as `component` of a run, and
-    make Python write its output line by line."""
+    """Variables that mark a process as `component` of a run, and make Python write its output line by
+    line."""
     return {
         RUN: directory.run,
         COMPONENT: component,
@@ -507,19 +491,18 @@ def environment(directory: RunDirectory, component: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A live process that belongs to a run."""
+    """A live process of a run."""
 
     process: psutil.Process
-    """Handle of the process. psutil compares the start time, so that a later process with the same pid
-    is never signalled by mistake."""
+    """psutil compares the start time, so that a later process with the same pid is never signalled by
+    mistake."""
     run: str
     component: str
     directory: str | None
 
 
 def find() -> list[ProcessInfo]:
-    """Find all processes of this user that belong to a run. A process belongs to a run if its
-    environment has the variable `RUN`."""
+    """Processes of this user with the variable `RUN` in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -533,11 +516,8 @@ def find() -> list[ProcessInfo]:
 
 
 def remove(run: str | None = None, spare: str | None = None) -> int:
-    """End all processes of `run`, or of all runs if `run` is None. Suspended processes are ended, too.
-    Return the number of processes.
-
-    The calling process, its ancestors, and processes of the component `spare` are left alone.
-    """
+    """End all processes, also suspended ones, of `run`, or of all runs if it is None. Return their
+    number. The calling process, its ancestors, and the component `spare` are left alone."""
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
     marked = [info.process for info in find() if run in (None, info.run) and info.component != spare]
@@ -547,8 +527,7 @@ def remove(run: str | None = None, spare: str | None = None) -> int:
 
 
 def end(processes: Sequence[psutil.Process]) -> None:
-    """End processes, including suspended ones: send SIGTERM, then SIGKILL after GRACE_SECONDS. The
-    processes are not reaped."""
+    """SIGTERM, then SIGKILL after GRACE_SECONDS, also for suspended processes. They are not reaped."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -560,8 +539,7 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """Wait at most `timeout` seconds until all processes have ended. Return the processes that are still
-    alive. The processes are not reaped."""
+    """Wait at most `timeout` seconds for the end of all. They are not reaped."""
     deadline = time.monotonic() + timeout
     alive = list(processes)
     while alive := [process for process in alive if is_alive(process)]:
@@ -572,14 +550,13 @@ def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psu
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process is running or suspended. A zombie counts as ended."""
+    """A zombie counts as ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` TCP ports of 127.0.0.1 on which no process listens."""
     with contextlib.ExitStack() as opened:
         probes = [opened.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]

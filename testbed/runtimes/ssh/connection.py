@@ -1,8 +1,8 @@
 """Commands on real devices, by the system's `ssh` with the user's own keys and configuration.
 
-Each command is the same short loader. It reads the program (`agents/remote/program.py`), a request and
-files from its standard input, so no secret is in an argument. What a device prints is not trusted: it is
-bounded, and control characters are escaped before it is shown.
+Each command is the same short loader, which reads the program (`agents/remote/program.py`), a request
+and files from its standard input, so no secret is in an argument. What a device prints is not trusted:
+it is bounded, and control characters are escaped before it is shown.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _LOADER = (
 )
 _PROGRAM = bundle.AGENTS / "remote" / "program.py"
 _FIRST_BYTES = 64 * 1024
-"""Maximum number of bytes that the device's shell may print before the program answers."""
+"""Maximum output of the device's shell before the program answers."""
 _END_SECONDS = 5.0
 """Seconds for a command to end after its output."""
 _LINE_BYTES = 256 * 1024
-"""Maximum length of an answer in bytes."""
+"""Maximum length of an answer."""
 _SHOWN_CHARACTERS = 2_000
 _ADVICE = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed: find out why, and if that is "
@@ -59,36 +59,28 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class SshTarget:
-    """Destination and interpreter of a command."""
-
     host: str
-    """SSH destination."""
     python: str = "python3"
     """Python interpreter there, as its shell finds it."""
 
     @property
     def command(self) -> list[str]:
-        """Command that runs the loader there."""
         return [*ssh_program(), *_OPTIONS, "--", self.host, f"{self.python} -c {shlex.quote(_LOADER)}"]
 
 
 def ssh_program() -> list[str]:
-    """Return `ssh`, or the program and options in the environment variable TESTBED_SSH."""
+    """TESTBED_SSH may name another program, with options."""
     return shlex.split(os.environ.get("TESTBED_SSH", "ssh"))
 
 
 @dataclass(slots=True)
 class Channel:
-    """A running command and its pipes."""
-
     process: subprocess.Popen[bytes]
     source: IO[bytes]
-    """Output of the command."""
     sink: IO[bytes]
-    """Standard input of the command."""
 
     def read_answer(self) -> dict[str, Any]:
-        """Return the next line of JSON. Raises HostError if there is none."""
+        """Next line of JSON. Raises HostError if there is none."""
         line = self.source.readline(_LINE_BYTES)
         if not line:
             raise HostError("the connection broke")
@@ -125,9 +117,9 @@ class Connections:
         files: Sequence[tuple[str, Path | bytes]] = (),
         timeout: float | None = 60.0,
     ) -> Iterator[Channel]:
-        """Run `verb` of the program on `target`, in a context with its pipes. `files`: name and content
-        of files to send. `timeout`: seconds after which the command is killed; None for no limit. Raises
-        HostError that names the host, the cause and the mend."""
+        """Run `verb` of the program, in a context with its pipes. `files`: name and content to send.
+        `timeout`: seconds after which the command is killed. Raises HostError that names the host, the
+        cause and the mend."""
         sizes = [
             (name, len(one) if isinstance(one, bytes) else one.stat().st_size) for name, one in files
         ]
@@ -183,7 +175,7 @@ class Connections:
         files: Sequence[tuple[str, Path | bytes]] = (),
         timeout: float = 60.0,
     ) -> dict[str, Any]:
-        """Run `verb` of the program on `target`, and return its answer. Raises HostError."""
+        """Return the answer to `verb`. Raises HostError."""
         with self.channel(target, verb, request, files, timeout) as channel:
             found = channel.read_answer()
             if "failure" in found:
@@ -205,7 +197,7 @@ class Connections:
             return process
 
     def _reason(self, target: SshTarget, process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
-        """Return why the command has not answered, and what to do. Kill it unless it has ended."""
+        """Why the command has not answered, and what to do. Kills it unless it has ended."""
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -235,7 +227,7 @@ class Connections:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return the object in a line of JSON from a device. Raises HostError."""
+    """Object in a line from a device. Raises HostError."""
     with suppress(ValueError, RecursionError):
         found = json.loads(line)
         if isinstance(found, dict):
@@ -244,8 +236,7 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def _skip_to(token: bytes, source: IO[bytes]) -> bool:
-    """Read lines up to `token`, which follows what the device's shell prints at login. Return whether it
-    was found."""
+    """Read lines up to `token`, which follows what the device's shell prints at login."""
     left = _FIRST_BYTES
     while left > 0 and (line := source.readline(left)):
         if line == token:
@@ -255,7 +246,7 @@ def _skip_to(token: bytes, source: IO[bytes]) -> bool:
 
 
 def shown(text: str | bytes) -> str:
-    """Return text from a device, bounded and without control characters."""
+    """Text from a device, bounded and without control characters."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     return make_printable(text, _SHOWN_CHARACTERS, keep="\n")
@@ -285,5 +276,4 @@ def in_parallel(tasks: Mapping[str, Callable[[], T]]) -> dict[str, T | HostError
 
 
 def errors_of(found: Mapping[str, object]) -> list[HostError]:
-    """Return the errors among the results of `in_parallel`."""
     return [one for one in found.values() if isinstance(one, HostError)]

@@ -1,5 +1,5 @@
-"""Image of the containers on real devices: that of the agents, with the packages of the user's own code.
-It is sent to devices that lack it."""
+"""Image of the containers on real devices: that of the agents, with packages of the user's own code.
+Sent to devices that lack it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def tag(topology: Topology) -> str:
 
 
 def problem(image: str, engine: str, machine: str) -> str | None:
-    """Return why this host cannot send `image` to a device whose `engine` lacks it; None if it can.
-    `machine`: the device's kind of processor, as `uname -m` prints it."""
+    """Why this host cannot send `image` to a device whose `engine` lacks it; None if it can. `machine`:
+    of the device, as `uname -m` prints it."""
     mend = (
         "run `testbed images build` of this version of the testbed there, or remove container from the "
         "topology, so that a virtual environment is made"
@@ -52,8 +52,8 @@ def problem(image: str, engine: str, machine: str) -> str | None:
 
 @contextmanager
 def archive(topology: Topology, progress: Callable[[str], None]) -> Iterator[Path]:
-    """Build the image if it is missing, and return a compressed archive of it, in a context that removes
-    the file. Raises HostError."""
+    """Compressed archive of the image, built if missing, in a context that removes the file. Raises
+    HostError."""
     from testbed import images
     from testbed.images.device_images import additions
 

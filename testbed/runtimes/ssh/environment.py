@@ -19,38 +19,35 @@ from testbed.runtimes.ssh import container_image
 from testbed.runtimes.ssh.connection import Connections, SshTarget, shown
 
 MODULES = ("cryptography", "msgspec", "numpy", "paho", "safetensors", "torch", "xxhash")
-"""Packages that the agents import."""
 AGENTS_PYTHON = (3, 10)
-"""Oldest version of Python that can run the agents: PyTorch has no wheels for older ones."""
+"""Oldest version that can run the agents: PyTorch has no wheels for older ones."""
 _PYTHON = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+]{0,20}")
 _LARGEST_DISK = 2**63
 _ENVIRONMENT_BYTES, _RUN_BYTES = 3 * 2**30, 200 * 2**20
-"""Free space in bytes that a new environment and the files of a run need."""
+"""Free space that a new environment and the files of a run need."""
 INSTALL_TIMEOUT_SECONDS = 3600.0
 """Maximum seconds to make an environment: a slow device unpacks PyTorch for many minutes."""
 
 
 def requirement_lines(own: Sequence[str]) -> list[str]:
-    """Return the requirements of the agents and, in `own`, of the user's own code."""
+    """Requirements of the agents, and `own`, of the user's own code."""
     file = bundle.IMAGES / "libraries" / "requirements.txt"
     return [*significant_lines(file.read_text(encoding="utf-8")), *own]
 
 
 def environment_name(lines: Sequence[str]) -> str:
-    """Return the name of the environment with the requirements `lines`."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def attempts(lines: Sequence[str]) -> list[list[str]]:
-    """Return the arguments of `pip install` to try, one after the other. The first two get PyTorch's CPU
-    build, which the device's own index may have; the last takes whatever that index has."""
+    """Arguments of `pip install`, to try one after the other. The first two get PyTorch's CPU build,
+    which the device's own index may have; the last takes whatever that index has."""
     cpu = [f"{line}+cpu" if line.startswith("torch==") else line for line in lines]
     return [cpu, ["--extra-index-url", torch_index.CPU_INDEX, *cpu], list(lines)]
 
 
 def archive(code: Path | None) -> bytes:
-    """Return the agents as a compressed tar file, with the user's own code in the folder `code`; None if
-    there is none."""
+    """Agents as a compressed tar file, with the user's own code in the folder `code`."""
     made = io.BytesIO()
     folders = [("agents", bundle.AGENTS), *([("code", code)] if code is not None else [])]
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
@@ -64,12 +61,9 @@ def archive(code: Path | None) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ClientContainer:
-    """Container of a real device."""
-
     engine: str
     """`docker` or `podman`."""
     image: str
-    """Tag of the image."""
 
     def as_dict(self) -> dict[str, str]:
         return {"engine": self.engine, "image": self.image}
@@ -88,9 +82,8 @@ def check(
     """Return what a device reports of itself. Raises HostError with cause and mend if it cannot run the
     agents, or cannot reach `server`.
 
-    `lines`: requirements. `own_python`: whether the topology names the interpreter. `container`: as in
-    the topology. `server`: address and port of this host at which something listens; None if that is not
-    checked. `shape`: limits that are to be set there; None for none.
+    `own_python`: whether the topology names the interpreter. `server`: address and port of this host at
+    which something listens; None if that is not checked. `shape`: limits that are to be set there.
     """
     servers = [] if server is None else [server]
     request = {

@@ -50,8 +50,7 @@ from testbed.topology import Topology
 from testbed.view import View
 
 CONTACT_TIMEOUT_SECONDS = 600.0
-"""Seconds without the run's broker after which a real device ends its processes and removes its
-files."""
+"""Without the run's broker for this long, a real device ends its processes and removes its files."""
 _CLOCK_TIMEOUT_SECONDS = 60.0
 """Maximum seconds until the clocks of all devices are compared."""
 _RETRY_SECONDS = 2.0
@@ -60,34 +59,34 @@ _MAX_RESTARTS = 5
 """Maximum number of times that a device is started again after its processes were killed."""
 _MAX_UNCERTAINTY = 10**12
 _LINE_BYTES, _MAX_LINES = 1000, 60
-"""Maximum length of a report in bytes, and maximum number of reports and questions per second."""
+"""Maximum length of a report, and number of reports and questions per second."""
 _CERTIFICATE = "broker.pem"
 _MAX_TRANSFER_BYTES, _MAX_TRANSFERS = 2**24, 20
-"""Maximum size and number of the transfers that a device asks for when its link is measured."""
+"""Maximum size and number of transfers that a device asks for when its link is measured."""
 _SPEEDS = ("up", "down", "rtt", "jitter", "loss", "round_trips")
 _MAX_SPEED = 1e12
 _WIRE_FACTOR = 1514 / 1448
-"""Length of a full packet, with its Ethernet header, per byte of TCP payload. Rates of shaped links are
+"""Length of a full packet, with its Ethernet header, per byte of TCP payload: rates of shaped links are
 rates on the wire, as those of emulated links."""
 _LOADS = ("total", "busy", "stolen", "own", "cores")
-"""Names of the CPU seconds in a report, as in `agents.remote.program.cpu_seconds`."""
+"""CPU seconds in a report, as in `agents.remote.program.cpu_seconds`."""
 _MAX_SECONDS = 1e12
 
 
 def target_of(device: PlannedDevice) -> SshTarget:
-    """Return where commands for a real device run. The interpreter of the topology serves for all."""
+    """The interpreter of the topology serves for all."""
     return SshTarget(str(device.host), device.python or "python3")
 
 
 def container_of(device: PlannedDevice, topology: Topology) -> ClientContainer | None:
-    """Return the container in which a real device's client runs; None if it is a process."""
+    """None if the client is a process."""
     if device.container is None:
         return None
     return ClientContainer(device.container, container_image.tag(topology))
 
 
 def shape_request(device: PlannedDevice, plan: Plan) -> dict[str, Any] | None:
-    """Return the part of a request with the limits of a shaped device; None if it has none."""
+    """Limits of a shaped device, for a request; None if it has none."""
     if device.shape is None or plan.server is None:
         return None
     shaped = device.as_shaped
@@ -101,8 +100,8 @@ def shape_request(device: PlannedDevice, plan: Plan) -> dict[str, Any] | None:
 
 
 def check_hosts(plan: Plan, topology: Topology) -> None:
-    """Check in parallel that this host and all real devices can run `plan`. Raises HostError that names
-    each device, the cause and the mend."""
+    """Check this host and all real devices in parallel. Raises HostError that names each device, the
+    cause and the mend."""
     if plan.server is None:
         return
     server = plan.server
@@ -133,8 +132,6 @@ def check_hosts(plan: Plan, topology: Topology) -> None:
 
 
 class RealHosts:
-    """The real devices of the run `spec`."""
-
     def __init__(self, spec: RunSpec, view: View) -> None:
         self._spec, self._view = spec, view
         self._connections = Connections(spec.plan.infrastructure_cpus)
@@ -149,7 +146,7 @@ class RealHosts:
         return set(self._devices)
 
     def prepare(self) -> None:
-        """Send the agents to all devices, and make their environments. Raises HostError."""
+        """Send the agents, and make their environments. Raises HostError."""
         spec = self._spec
         lines = environment.requirement_lines(spec.topology.requirements)
         packed = environment.archive(spec.directory.code if spec.topology.user_code else None)
@@ -166,9 +163,8 @@ class RealHosts:
                 self._in_parallel(lambda device: device.load(image))
 
     def start(self) -> None:
-        """Measure the links one after the other, because devices may share a network. Then start all
-        devices, and wait until their clocks are compared. Measure shaped links again. Raises
-        HostError."""
+        """Measure the links one after the other, because devices may share a network. Then start all,
+        and wait until their clocks are compared. Measure shaped links again. Raises HostError."""
         for device in self._devices.values():
             device.measure()
         self._in_parallel(RealDevice.start)
@@ -180,13 +176,12 @@ class RealHosts:
         self.measure_again([one.name for one in self._devices.values() if one.has_shaped_link])
 
     def measure_again(self, names: Sequence[str]) -> None:
-        """Measure shaped links, one after the other. Raises HostError."""
+        """Shaped links, one after the other. Raises HostError."""
         for name in names:
             self._devices[name].measure(is_shaped=True)
 
     def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
-        """Return the orders for the device's init, which carries out the action. Raises
-        BadInputError."""
+        """Orders for the device's init, which carries out the action. Raises BadInputError."""
         return self._devices[name].act(action)
 
     def exit_codes(self) -> dict[str, int]:
@@ -194,11 +189,11 @@ class RealHosts:
         return {name: code for name, code in codes.items() if code is not None}
 
     def disturbances(self) -> list[Disturbance]:
-        """Return the disturbances that were noticed since the last call."""
+        """Noticed since the last call."""
         return [one for device in self._devices.values() for one in device.take_disturbances()]
 
     def probes(self) -> list[LinkProbe]:
-        """Return the measurements of links that were not returned before."""
+        """Measurements of links that were not returned before."""
         found = [one.probe for one in self._devices.values() if one.probe is not None]
         for device in self._devices.values():
             device.probe = None
@@ -214,8 +209,8 @@ class RealHosts:
         }
 
     def stop(self) -> None:
-        """End everything on all devices, fetch their logs and files, and remove everything there.
-        Idempotent. Raises HostError if something may be left."""
+        """End everything on all devices, fetch logs and files, remove everything there. Idempotent.
+        Raises HostError if something may be left."""
         self.close()
         removal.remove(self._spec.directory)
 
@@ -234,7 +229,7 @@ class RealHosts:
 
 
 class RealDevice:
-    """A real device, as the controller sees it. A thread watches it over one SSH connection: the keeper
+    """Real device, as the controller sees it. A thread watches it over one SSH connection: the keeper
     there reports the state, and asks for the time of this host's clock."""
 
     def __init__(
@@ -244,7 +239,7 @@ class RealDevice:
         self.name, self.target = planned.name, target_of(planned)
         self._container = container_of(planned, spec.topology)
         self.lacks_image = False
-        """Whether the device's container engine still lacks the image of its container."""
+        """The device's container engine lacks the image of its container."""
         self._has_own_python = planned.python is not None or self._container is not None
         self._python = self.target.python
         """Interpreter of the agents there."""
@@ -256,18 +251,18 @@ class RealDevice:
         }
         self._link = planned.as_shaped.link
         self.exit_code: int | None = None
-        """Exit code of the device's init; None while it runs or may start again."""
+        """None while the device's init runs or may start again."""
         self.uncertainty: float | None = None
         """Maximum error of times of the device's clock, in seconds; None if not compared yet."""
         self._is_down, self._is_paused = is_down, False
         self._restarts = 0
         self._reported: float | None = None
-        """Time in seconds on the monotonic clock of the last report; None before the first, and while
-        the device's processes are started again."""
+        """Monotonic time of the last report; None before the first, and while the processes are started
+        again."""
         self._noted_gap: float | None = None
-        """Begin of the last loss of contact that was noted; None if there was none."""
+        """Begin of the last loss of contact that was noted."""
         self.probe: LinkProbe | None = None
-        """Measurement of the link, until it is recorded; None before and after that."""
+        """Measurement of the link, until it is recorded."""
         self._cpu: dict[str, float] = {}
         """CPU seconds of the machine in the last report; empty before the first."""
         self._cpu_taken: dict[str, float] = {}
@@ -300,15 +295,15 @@ class RealDevice:
         self._python, self.lacks_image = python, found.get("has_image") is False
 
     def load(self, image: Path) -> None:
-        """Send the archive of the image, unless the device has it. Raises HostError."""
+        """Unless the device has the image. Raises HostError."""
         if self.lacks_image:
             timeout = environment.INSTALL_TIMEOUT_SECONDS
             self._connections.call(self.target, "load", self._request, [("image", image)], timeout)
             self.lacks_image = False
 
     def measure(self, *, is_shaped: bool = False) -> None:
-        """Measure round trip and rates between the device and this host. `is_shaped`: whether its link
-        has to be shaped by now. Raises HostError."""
+        """Measure round trip and rates between the device and this host. `is_shaped`: its link has to be
+        shaped by now. Raises HostError."""
         factor, seconds = (_WIRE_FACTOR, 2.0) if is_shaped else (1.0, 0.5)
         link = self._link if is_shaped else None
         shaped = None if link is None else {"up": link.up, "down": link.down}
@@ -336,7 +331,7 @@ class RealDevice:
         raise HostError(f"{self.target.host}: the measurement of its link does not end")
 
     def figures(self) -> RealDeviceFigures:
-        """Return the figures that are measured before the run."""
+        """Measured before the run."""
         probe = LinkFigures() if self.probe is None else self.probe.probe
         return RealDeviceFigures(
             device=self.name,
@@ -351,8 +346,7 @@ class RealDevice:
         )
 
     def take_load(self, at: float) -> HostSample | None:
-        """Return the machine's load since the last call; None if it is unknown. `at`: run time in
-        seconds."""
+        """Since the last call; None if unknown. `at`: run time in seconds."""
         before, after = self._cpu_taken, self._cpu
         if after is before or not after:
             return None
@@ -372,12 +366,11 @@ class RealDevice:
         )
 
     def start(self) -> None:
-        """Send the device's files and start its processes, then watch them. Raises HostError."""
+        """Send the device's files, start its processes, then watch them. Raises HostError."""
         self._start(self._files())
         self._thread.start()
 
     def _files(self) -> list[tuple[str, Path | bytes]]:
-        """Return all files that the device needs, by name there."""
         directory, name = self._spec.directory, self.name
         server = load(DeviceConfig, directory.config(init_name(name))).broker
         disk = sorted(path for path in directory.disk(name).iterdir() if path.is_file())
@@ -390,8 +383,7 @@ class RealDevice:
         ]
 
     def _configurations(self) -> list[tuple[str, Path | bytes]]:
-        """Return the configurations of init and client. That of the init has the state that the actions
-        so far have led to."""
+        """For init and client. That of the init has the state that the actions so far have led to."""
         file = self._spec.directory.config(init_name(self.name))
         init = load(DeviceConfig, file)
         dump(replace(init, present=not self._is_down, paused=self._is_paused), file)
@@ -409,8 +401,7 @@ class RealDevice:
         self._connections.call(self.target, "start", request, files, 600.0)
 
     def await_clock(self, deadline: float) -> None:
-        """Wait until the device's clock is compared. `deadline`: time in seconds on the monotonic clock.
-        Raises HostError."""
+        """`deadline`: monotonic time. Raises HostError."""
         if not self._compared.wait(max(0.0, deadline - time.monotonic())):
             raise HostError(
                 f"{self.target.host}: its clock cannot be compared with this host's"
@@ -453,7 +444,6 @@ class RealDevice:
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait until the thread that watches the device has ended."""
         if self._thread.is_alive():
             self._thread.join()
 
@@ -468,7 +458,6 @@ class RealDevice:
             self._stopping.wait(_RETRY_SECONDS)
 
     def _follow(self, channel: Channel) -> None:
-        """Handle what the device reports, until the connection ends."""
         lines, since = 0, time.monotonic()
         while not self._stopping.is_set():
             line, lines = channel.source.readline(_LINE_BYTES), lines + 1
@@ -483,7 +472,7 @@ class RealDevice:
             self._handle(parse(line))
 
     def _handle(self, state: Any) -> None:
-        """Handle a report of the device's keeper. Raises ValueError if it is invalid."""
+        """Raises ValueError for an invalid report of the device's keeper."""
         match state:
             case {"gone": True}:
                 self.exit_code = 1
@@ -506,8 +495,8 @@ class RealDevice:
                 raise ValueError("the report has another form")
 
     def _note_gap(self, *, is_over: bool = False) -> None:
-        """Note a loss of contact, once when it is noticed, and again when it is over: reports come once
-        a second. `is_over`: whether a report has arrived now."""
+        """Once when it is noticed, and again when it is over: reports come once a second. `is_over`: a
+        report has arrived now."""
         now, since = time.monotonic(), self._reported
         if is_over:
             self._reported = now
@@ -537,7 +526,7 @@ class RealDevice:
 
 
 def _received_rate(channel: Channel, size: int, *, is_shaped: bool) -> float | None:
-    """Read `size` bytes from the device. Return the rate in bit/s; None if all came at once."""
+    """bit/s of `size` bytes from the device; None if all came at once."""
     try:
         rate, _ = program.receive(channel.source, size, is_shaped=is_shaped)
     except program.RequestError as error:
@@ -554,8 +543,7 @@ def _link_figures(values: dict[str, float]) -> LinkFigures:
 
 
 def _numbers(values: dict[Any, Any], names: Sequence[str], largest: float) -> dict[str, float]:
-    """Return the finite numbers from 0 to `largest` among the values `names`. Devices are not
-    trusted."""
+    """Finite numbers from 0 to `largest` among `names`: devices are not trusted."""
     found = {name: values.get(name) for name in names}
     return {
         name: float(one)
@@ -565,7 +553,7 @@ def _numbers(values: dict[Any, Any], names: Sequence[str], largest: float) -> di
 
 
 def _cpu_seconds(values: dict[Any, Any]) -> dict[str, float]:
-    """Return the CPU seconds in a report. Raises ValueError if one is missing or invalid."""
+    """Raises ValueError if one is missing or invalid."""
     found = _numbers(values, _LOADS, _MAX_SECONDS)
     if len(found) < len(_LOADS) or found["cores"] < 1:
         raise ValueError(f"CPU seconds {values}")

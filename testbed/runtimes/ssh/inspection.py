@@ -54,8 +54,8 @@ def _shaping(connections: Connections, target: SshTarget, address: str) -> str:
 
 
 def clean(hosts: Sequence[str]) -> dict[str, str | HostError]:
-    """Remove the environments, and what ended runs have left, from each device. Return what is left
-    there, or why it could not be removed."""
+    """Remove environments, and what ended runs have left. Return what is left, or why it could not be
+    removed."""
     connections = Connections()
 
     def remove(host: str) -> str:
@@ -77,7 +77,6 @@ def _container_lines(contained: ClientContainer | None, folder: str) -> list[str
 
 
 def _shape_lines(device: PlannedDevice) -> list[str]:
-    """Return the commands that limit a device."""
     shape, limited = device.shape, device.as_shaped
     if shape is None:
         return []
@@ -92,7 +91,7 @@ def _shape_lines(device: PlannedDevice) -> list[str]:
 
 
 def dry_run(plan: Plan, topology: Topology) -> list[str]:
-    """Return the lines that say which commands a run would run for its real devices."""
+    """Lines on the commands that a run would run for its real devices."""
     wanted = environment.requirement_lines(topology.requirements)
     name = environment.environment_name(wanted)
     size = len(environment.archive(None))

@@ -24,8 +24,7 @@ from testbed.view import View
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[Runtime]:
-    """Return the runtime of one run, in a context: the emulating runtime of the plan, with the real
-    devices of the plan if there are any."""
+    """The plan's emulating runtime, with the real devices of the plan if there are any."""
     with emulator(spec.plan.runtime).launcher(spec, view) as emulating:
         if not spec.plan.real_devices:
             yield emulating
@@ -38,8 +37,6 @@ def launcher(spec: RunSpec, view: View) -> Iterator[Runtime]:
 
 
 class MixedRuntime(Runtime):
-    """Runtime of the devices that `emulating` emulates, and of the real devices `real`."""
-
     def __init__(self, emulating: Runtime, real: RealHosts) -> None:
         self._emulating, self._real = emulating, real
         self._meter = MixedMeter(emulating.meter, real)
@@ -49,8 +46,8 @@ class MixedRuntime(Runtime):
         return self._meter
 
     def start(self) -> BrokerAccess:
-        """Start everything. The real devices are prepared first, which may take long, and started last,
-        because they need the broker."""
+        """Real devices are prepared first, which may take long, and started last, because they need the
+        broker."""
         self._real.prepare()
         access = self._emulating.start()
         self._real.start()
@@ -89,12 +86,11 @@ class MixedRuntime(Runtime):
             self._emulating.stop()
 
     def close(self) -> None:
-        """End all connections to real devices."""
         self._real.close()
 
 
 class MixedMeter(Meter):
-    """Meter of emulated devices, and of real devices, which send their telemetry themselves."""
+    """Real devices send their telemetry themselves."""
 
     def __init__(self, emulating: Meter, real: RealHosts) -> None:
         self._emulating, self._real = emulating, real

@@ -1,5 +1,5 @@
 """Removal of all that a run has on real devices, also after its controller was killed. While anything
-may be left, the file `hosts.json` in the run's directory names the devices."""
+may be left, `hosts.json` in the run's directory names the devices."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ _TIMEOUT_SECONDS = 120.0
 
 
 def note(directory: RunDirectory, targets: Mapping[str, SshTarget]) -> None:
-    """Write which devices the run uses, by name."""
     values = {name: {"host": one.host, "python": one.python} for name, one in targets.items()}
     with files.atomic_write(directory.hosts) as partial:
         partial.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def noted(directory: RunDirectory) -> dict[str, SshTarget]:
-    """Return the devices on which something may be left, by name. Raises HostError if the file is
-    damaged."""
+    """Devices on which something may be left. Raises HostError if the file is damaged."""
     try:
         values = json.loads(directory.hosts.read_text(encoding="utf-8"))
         return {
@@ -49,8 +47,8 @@ def noted(directory: RunDirectory) -> dict[str, SshTarget]:
 
 
 def remove(directory: RunDirectory) -> None:
-    """End and remove everything of the run on all noted devices, in parallel. Save their logs and the
-    clients' folders, from which the run can be resumed. Raises HostError if something may be left."""
+    """End and remove everything on all noted devices, in parallel. Save logs and the clients' folders,
+    from which the run can be resumed. Raises HostError if something may be left."""
     targets, connections = noted(directory), Connections()
 
     removed: set[str] = set()
@@ -94,7 +92,7 @@ def _remove_device(
 
 
 def _save(channel: Channel, listed: object, directory: RunDirectory, name: str) -> None:
-    """Save the files that a device sends. Names and sizes come from the device, and are checked."""
+    """Names and sizes come from the device, and are checked."""
     if not isinstance(listed, list) or len(listed) > _MAX_FILES:
         raise HostError("its list of files is not valid")
     disk, kept = directory.disk(name), set()
@@ -114,7 +112,6 @@ def _save(channel: Channel, listed: object, directory: RunDirectory, name: str) 
 
 
 def _receive(channel: Channel, size: int, to: Path) -> None:
-    """Copy `size` bytes from the device to the file `to`."""
     with files.atomic_write(to) as partial, partial.open("wb") as file:
         left = size
         while left:

@@ -1,5 +1,5 @@
-"""State of one run that the modules of the `swarm` runtime share: the nodes, their engines, and the
-specifications of what to launch."""
+"""State of one run in the `swarm` runtime: the nodes, their engines, and the specifications of what to
+launch."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ from testbed.runtimes.swarm.engine_proxies import EngineProxies
 from testbed.runtimes.swarm.services import ServiceOptions, Volume, short_name
 
 INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * SHARES_OF_A_PROCESS)
-"""CPU weight of each container of the run's infrastructure."""
+"""CPU weight of each container of the infrastructure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmContext:
-    """Nodes, engines and specifications of one run."""
-
     manager: docker.DockerClient
-    """Client of this node's engine, which manages the Swarm."""
+    """This node's engine, which manages the Swarm."""
     names: Mapping[str, str]
     """Names of the nodes, by node id."""
     spec: RunSpec
@@ -43,28 +41,23 @@ class SwarmContext:
     base: str
     """Image of the node agents."""
     labels: Mapping[str, str]
-    """Labels of all objects of the run."""
     proxies: EngineProxies
     ids: dict[str, str] = field(default_factory=dict)
-    """Ids of the images that all nodes have, by tag. The engine asks no registry for an image that is
-    named by its id."""
+    """Images that all nodes have, by tag. The engine asks no registry for an image that is named by its
+    id."""
 
     def create(self, container: Container, options: ServiceOptions) -> str:
-        """Create the service of `container`; return the id of the service."""
         image = self.ids.get(container.image, container.image)
         return services.create(self.manager, replace(container, image=image), options)
 
     def object_name(self, what: str) -> str:
-        """Name of a container or network of the run."""
         return object_name_of(self.spec.directory.run, what)
 
     def volume(self, what: str, target: str, *, read_only: bool = False) -> Volume:
-        """Volume of the run, to mount at the path `target`. Each node that uses the volume has one of
-        its own."""
+        """To mount at `target`. Each node that uses the volume has one of its own."""
         return Volume(short_name(self.object_name(what)), target, read_only)
 
     def devices_on(self, node: str) -> list[str]:
-        """Names of the devices on the node with the id `node`."""
         plan = self.spec.plan
         return [one.name for one in plan.emulated_devices if plan.placement[one.name] == node]
 
@@ -76,11 +69,10 @@ class SwarmContext:
     def await_tasks(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """Wait until each service has enough running tasks. Return the running tasks, by service id.
+        """Return the running tasks, by service id.
 
-        `expected`: number of tasks, by service id. `components`: components of the services, by service
-        id, for messages. Tasks with ids in `earlier` do not count. Raises HostError if a task fails or
-        starts too late.
+        `expected`: number of tasks, by service id. `components`: of the services, for messages. Tasks
+        with ids in `earlier` do not count. Raises HostError if a task fails or starts too late.
         """
         return services.await_tasks(
             self.manager,
@@ -92,8 +84,7 @@ class SwarmContext:
 
     @contextmanager
     def requests_to(self, node: str) -> Iterator[None]:
-        """Context for requests to the engine of `node`. Raises HostError if the engine does not
-        answer."""
+        """Raises HostError if the engine does not answer."""
         try:
             yield
         except docker_engine.ERRORS as error:
@@ -102,14 +93,13 @@ class SwarmContext:
             raise HostError(f"the node {name} no longer answers: {error}") from error
 
     def addresses(self, node: str) -> dict[str, str]:
-        """IPv4 addresses of the containers on the bridge of `node`, by container id."""
+        """IPv4 addresses on the node's bridge, by container id."""
         found = executor.addresses(self.proxies.engines[node], short_name(self.object_name("data")))
         return {container: address for container, (_, address) in found.items()}
 
     def pin_infrastructure(self, node: str) -> None:
-        """Restrict the run's infrastructure on `node` to the CPUs that the plan reserves for
-        infrastructure. The infrastructure is all containers of the run that are on the node now, except
-        devices, broker and aggregator."""
+        """Restrict all containers of the run that are on `node` now, except devices, broker and
+        aggregator, to the CPUs that the plan reserves for infrastructure."""
         planned = next(one for one in self.spec.plan.nodes if one.id == node)
         limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
         engine, run = self.proxies.engines[node], self.spec.directory.run

@@ -48,11 +48,11 @@ PROGRAMS, CONFIG, IDENTITY = "/testbed", "/testbed/node.json", "/testbed/node.pe
 NAME = "node"
 """Name in the certificate of the nodes."""
 COMPONENTS = ENGINE_PROXY, PROXY_CLIENT = "node.engine-proxy", "node.proxy-client"
-"""Components that connect to the engines of other nodes, and are therefore removed last. Each name has a
-dot, so that no device can have the same name."""
+"""Connect to the engines of other nodes, and are therefore removed last. Names have a dot, so that no
+device can have them."""
 IMAGE_LABEL = "testbed.image"
-"""Label that names the image of the engine proxies. The nodes may have that image from a registry. The
-label is on the configuration that remains in the Swarm if a node could not be cleaned up."""
+"""Names the image of the engine proxies, which the nodes may have from a registry. The label is on the
+configuration that remains in the Swarm if a node could not be cleaned up."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
@@ -61,7 +61,7 @@ _OPEN_TIMEOUT_SECONDS = 30.0
 
 
 class EngineProxies:
-    """Engine proxies of one run. `engines` has a client for the engine of each node, by node id."""
+    """`engines`: client for the engine of each node, by node id."""
 
     def __init__(
         self,
@@ -73,9 +73,8 @@ class EngineProxies:
         folder: Path,
         suffix: str = "",
     ) -> None:
-        """`folder`: folder for sockets, accessible to this process only. `image`: image of the services.
-        `suffix`: end of the services' names. An earlier process of the run may have left services
-        behind, so a new process needs another suffix."""
+        """`folder`: for sockets, accessible to this process only. `suffix`: end of the services' names;
+        a new process needs another one, as an earlier one of the run may have left services behind."""
         self._manager = manager
         self._nodes = nodes
         self.image = image
@@ -85,16 +84,15 @@ class EngineProxies:
         self._suffix = suffix
         self._folder_fd: int | None = None
         self._service = ""
-        """Id of the service of the engine proxies; empty until `open` is called."""
+        """The engine proxies; empty until `open` is called."""
         here = next(node for node in nodes if node.here)
         self.here = here.id
         self.engines: dict[str, docker.DockerClient] = {here.id: manager}
         self.unreachable: set[str] = set()
-        """Ids of nodes that did not answer. These nodes get no further requests."""
+        """Ids of nodes that did not answer, and get no further requests."""
 
     @property
     def others(self) -> list[Node]:
-        """All nodes except the node of this process."""
         return [node for node in self._nodes if node.id != self.here]
 
     def open(self) -> None:
@@ -161,8 +159,7 @@ class EngineProxies:
         volumes: Sequence[Volume] = (),
         more_configs: Sequence[ServiceFile] = (),
     ) -> str:
-        """Create a service of `agents.node.node_agent` with the configuration `config`. Return the id of
-        the service."""
+        """A service of `agents.node.node_agent`; return its id."""
         labels, name = container.labels, container.name
         target = f"{PROGRAMS}/agents"
         configs = [
@@ -220,22 +217,21 @@ class EngineProxies:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of the nodes, by node id."""
         return {node.id: node.name for node in self._nodes}
 
     def set_timeout(self, seconds: int | None = None) -> None:
-        """Set the timeout in seconds of requests to the engines of other nodes. None sets the longer
-        timeout for the start and end of a run."""
+        """Seconds for requests to other nodes' engines; None for the longer timeout at the start and end
+        of a run."""
         for node, engine in self.engines.items():
             if node != self.here and node not in self.unreachable:
                 engine.api.timeout = seconds or docker_engine.REQUEST_TIMEOUT_SECONDS
 
     def close(self, spare: Collection[str] = ()) -> None:
-        """Remove the engine proxies' containers, except on the nodes in `spare`.
+        """Remove the containers, except on the nodes in `spare`.
 
         Each node's engine removes its own proxy. The engine's answer is lost, because it would have to
         pass through the removed proxy. The Swarm would remove the containers, too, but would not report
-        the end of the removal.
+        the end of that.
         """
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:
@@ -245,8 +241,7 @@ class EngineProxies:
         self._disconnect()
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
-        """Whether a container is a proxy of this object. Proxies of an earlier process that was killed
-        do not count."""
+        """Proxies of an earlier process that was killed do not count."""
         return bool(container["Labels"].get(executor.SERVICE_LABEL) == self._service)
 
     def _disconnect(self) -> None:
@@ -258,13 +253,11 @@ class EngineProxies:
 
 
 def is_proxy(container: Mapping[str, Any]) -> bool:
-    """Whether a container is an engine proxy or a proxy client."""
     return container["Labels"].get(COMPONENT_LABEL) in COMPONENTS
 
 
 def proxy_image(manager: docker.DockerClient, run: str) -> str | None:
-    """Image of the engine proxies of `run`; None if the image is unknown. The image is known even if
-    only the clean-up of the run is left to do."""
+    """None if unknown. It is known even if only the clean-up of the run is left to do."""
     for one in services.list_services(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])

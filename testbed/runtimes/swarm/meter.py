@@ -13,10 +13,7 @@ from testbed.runtimes.swarm.node_services import NodeAgents
 
 
 class SwarmMeter(Meter):
-    """Meter of the run's containers on all nodes.
-
-    CPU, memory and traffic of devices are in the telemetry that devices send themselves.
-    """
+    """Devices send CPU, memory and traffic themselves."""
 
     def __init__(
         self, context: SwarmContext, containers: RunningContainers, node_agents: NodeAgents
@@ -27,13 +24,13 @@ class SwarmMeter(Meter):
         self._devices = {device.name for device in context.spec.plan.devices}
         self._here = context.devices_on(context.proxies.here)
         self._used: dict[str, float] = {}
-        """Last known CPU seconds of each device on this node, by device."""
+        """CPU seconds of each device on this node, when last read."""
         self.more_pids: list[int] = []
-        """Ids of processes of this host that serve the devices beside the containers."""
+        """Processes of this host that serve the devices beside the containers."""
 
     def externally_stopped(self) -> set[str]:
-        """Containers that were paused when the runtime last listed its containers, and servers on this
-        host that a signal has stopped."""
+        """Containers that were paused in the last list, and servers on this host that a signal has
+        stopped."""
         return self._containers.stopped(self._servers_here())
 
     def groups(self) -> Collection[str]:
@@ -50,8 +47,7 @@ class SwarmMeter(Meter):
         ]
 
     def device_cpu_seconds(self) -> float | None:
-        """Total CPU seconds of all devices on this node. Devices that have ended count with their last
-        reading."""
+        """Total on this node. Devices that have ended count with their last reading."""
         for name in self._here:
             used = ControlGroup.of_process(self._containers.pid(name)).cpu_seconds()
             if used is not None:

@@ -35,8 +35,8 @@ _COMPONENT = "node.calibration"
 def calibrations(
     nodes: Sequence[Node], registry: str | None, progress: Progress
 ) -> dict[str, Calibration]:
-    """Return the speed of a core of each node, by node id. A speed that is not in the cache is measured
-    on the node, in the agents' image. The image is copied to the node if needed. Raises HostError."""
+    """Speed of a core, by node id. One that is not in the cache is measured on the node, in the agents'
+    image, which is copied there if needed. Raises HostError."""
     others = [node for node in nodes if not node.here]
     image = images.current_tags(images.FOLDER, images.AGENTS)["libraries"]
     found = cached_for_nodes(others, image)

@@ -31,15 +31,13 @@ class Push(NamedTuple):
     """An image of this host, with its name in a registry."""
 
     tag: str
-    """Tag of the image on this host."""
     repository: str
-    """Name of the image's repository in the registry."""
     version: str
 
 
 def images_to_push(built: Images, registry: str) -> list[Push]:
-    """Images that nodes pull. Broker and aggregator run on this host, but they are services like all
-    others. Therefore their images are included."""
+    """Broker and aggregator run on this host, but they are services like all others, so their images are
+    included."""
     found = []
     for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
         repository, _, version = registry_name(tag, registry).rpartition(":")
@@ -48,9 +46,8 @@ def images_to_push(built: Images, registry: str) -> list[Push]:
 
 
 def registry_name(tag: str, registry: str) -> str:
-    """Return the name in `registry` of an image of this host. An image without a version gets the
-    version `latest`. If the tag of a user's image contains a registry or a digest, `:` and `@` in the
-    tag become `-`."""
+    """`latest` without a version. If a user's image has a registry or a digest, `:` and `@` become
+    `-`."""
     path, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     return f"{registry.rstrip('/')}/{path.replace(':', '-').replace('@', '-')}:{version}"
 
@@ -58,8 +55,8 @@ def registry_name(tag: str, registry: str) -> str:
 def push(
     manager: docker.DockerClient, built: Images, registry: str | None, progress: Progress
 ) -> Images:
-    """Push the images to the registry. Return the images with their names in the registry. If `registry`
-    is None, return the images unchanged. Raises HostError."""
+    """Return the images with their names in the registry; unchanged without a registry. Raises
+    HostError."""
     if registry is None:
         return built
     for tag, repository, version in images_to_push(built, registry):
@@ -86,8 +83,8 @@ def copy(
     tag: str,
     progress: Progress,
 ) -> None:
-    """Copy an image to each of `nodes` that lacks it, or that has a different image of that name. Images
-    that were copied earlier, and that no checkout uses any more, are removed from the nodes."""
+    """Copy the image to each node that lacks it, or has a different one of that name. Remove earlier
+    copies that no checkout uses any more."""
     wanted = _content(manager, tag)
     for node in nodes:
         if _content(proxies.engines[node], tag) != wanted:
@@ -102,8 +99,8 @@ def copy(
 
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
-    """Return the layers and the environment of an image; None if the engine has no image of that name.
-    Layers and environment do not depend on how an engine stores the image."""
+    """Layers and environment, which do not depend on how an engine stores the image; None if there is
+    none."""
     try:
         found = engine.images.get(tag).attrs
     except ImageNotFound:
@@ -114,8 +111,8 @@ def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
 def common_ids(
     manager: docker.DockerClient, proxies: EngineProxies, nodes: Iterable[str], tag: str
 ) -> dict[str, str]:
-    """Map the image's tag to its id; empty if the id differs between nodes. Engines that store images in
-    different ways give an image different ids."""
+    """Id by tag; empty if it differs between nodes, as with engines that store images in different
+    ways."""
     found = str(manager.images.get(tag).id)
     try:
         for node in nodes:
@@ -126,8 +123,8 @@ def common_ids(
 
 
 def prune(manager: docker.DockerClient, progress: Progress) -> None:
-    """Remove copied images that no container uses from the other nodes of the Swarm. The next run copies
-    the images again. If this engine manages no Swarm, the call has no effect. Raises HostError."""
+    """Remove copied images that no container uses from the other nodes. The next run copies them again.
+    No effect if this engine manages no Swarm. Raises HostError."""
     with as_host_error("remove images"):
         nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
         if len(nodes) < 2 or not _read_copied():
@@ -140,7 +137,7 @@ def prune(manager: docker.DockerClient, progress: Progress) -> None:
 
 
 def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str]:
-    """Remove images from a node, except images in use. Return the tags of the removed images."""
+    """Return the tags of the removed images; those in use stay."""
     removed = set()
     for tag in tags:
         with suppress(APIError):  # in use
@@ -152,7 +149,7 @@ def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str
 
 
 def _read_copied() -> dict[str, list[str]]:
-    """Tags of the images that this user has copied to nodes, by node id."""
+    """Images that this user has copied to nodes, by node id."""
     try:
         found = json.loads(_path().read_bytes())
         return {str(node): [str(tag) for tag in tags] for node, tags in found.items()}

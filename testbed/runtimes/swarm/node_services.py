@@ -1,4 +1,4 @@
-"""Services of a run on each node, in addition to devices: a node agent, and a router between devices and
+"""Services of a run on each node, beside devices: a node agent, and a router between devices and
 broker."""
 
 from __future__ import annotations
@@ -29,42 +29,37 @@ from testbed.runtimes.swarm.engine_proxies import IDENTITY, NAME, node_container
 from testbed.runtimes.swarm.services import ServiceOptions
 
 NODE_AGENT, MANAGER_AGENT = "node.agent", "node.manager-agent"
-"""Components of the node agents: the first for other nodes, the second for this node, which is the
-manager."""
+"""Node agents: on other nodes, and on this one, the manager."""
 _STAT = "stat"
-"""Name of the file with the counters of a node's CPUs, in the control folder."""
+"""Counters of a node's CPUs, in the control folder."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
-"""Host name of the agent on this node. The clock of this node is the clock of the run."""
+"""Host name of the agent on this node, whose clock is that of the run."""
 _TIMEOUT_SECONDS = 30.0
 """Maximum seconds to wait until the clocks of all nodes are compared."""
 FILES = str(Path(agent_configs.SHARD).parent)
-"""Folder with the files of a device or of a router, in a volume. Devices and routers do not start before
-their last file is in that folder."""
+"""Folder of a device or router, in a volume. They do not start before their last file is in it."""
 _FILES_READY = "files-ready"
 _WHEN_FILES_READY = f'until [ -e {FILES}/{_FILES_READY} ]; do sleep 0.1; done; exec "$@"'
 
 
 class NodeAgents:
-    """The node agents of one run.
-
-    An agent passes messages of its node's devices from a Unix socket to the broker, over TLS. It also
-    compares the node's clock with the manager's, and reads the counters of the node's CPUs.
-    """
+    """A node agent passes messages of its node's devices from a Unix socket to the broker, over TLS,
+    compares the node's clock with the manager's, and reads the counters of the node's CPUs."""
 
     def __init__(self, context: SwarmContext) -> None:
         self._context = context
         self._containers: dict[str, str] = {}
         """Ids of the agents' containers, by node."""
         self._samplers: dict[str, Sampler] = {}
-        """Samplers of the load on other nodes, by node."""
+        """Load on other nodes."""
         self._latest: dict[str, tuple[dict[int, CpuTimes], float]] = {}
-        """Latest input of the samplers, by node: the counters of the CPUs, and the CPU seconds of the
-        node's devices."""
+        """Latest input of the samplers, by node: counters of the CPUs, and CPU seconds of the node's
+        devices."""
 
     def create(self, certificate: str) -> dict[str, tuple[str, int]]:
-        """Create the services. Return each service's component and number of tasks, by service id.
-        `certificate` is the broker's certificate in PEM format."""
+        """Return component and number of tasks, by service id. `certificate`: the broker's, in PEM
+        format."""
         context = self._context
         control = context.volume("control", agent_configs.CONTROL_FOLDER)
         trust = services.create_config(
@@ -120,26 +115,26 @@ class NodeAgents:
         return made
 
     def record_tasks(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Record the containers of the running `tasks` of the services that `create` has created."""
+        """Containers of the running `tasks`."""
         for task in tasks:
             self._containers[task["NodeID"]] = task["Status"]["ContainerStatus"]["ContainerID"]
 
     def check(self, alive: Collection[str]) -> None:
-        """Raise HostError if the container of a node agent is not in `alive`: the devices of that node
-        can no longer communicate."""
+        """Raise HostError if a node agent is not in `alive`: the devices of its node can no longer
+        communicate."""
         for node, container in self._containers.items():
             if container not in alive:
                 name = self._context.names.get(node, node)
                 raise HostError(f"the node agent of {name} has ended: see its log")
 
     def put_files(self, node: str, files: Mapping[str, bytes]) -> None:
-        """Write `files`, name -> content, into the control folder of a node, in this order."""
+        """Write `files`, name -> content, into the control folder, in this order."""
         engine, where = self._context.proxies.engines[node], agent_configs.CONTROL_FOLDER
         executor.put_files(engine, self._containers[node], where, files)
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
-        """Wait until each of `nodes` has an estimate of this node's clock. The estimate of the agent on
-        this node is exact. Raises HostError if an estimate takes too long."""
+        """Wait until each node has an estimate of this node's clock; that of the agent here is exact.
+        Raises HostError if one takes too long."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
         self.put_files(self._context.proxies.here, {agent_configs.CLOCK: json.dumps(exact).encode()})
         deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -151,8 +146,7 @@ class NodeAgents:
                 time.sleep(0.1)
 
     def _clock(self, node: str) -> dict[str, Any] | None:
-        """Estimate of this node's clock by the agent on `node`; None if that agent has no estimate
-        yet."""
+        """Estimate of this node's clock by the agent on `node`; None if it has none yet."""
         text = self._read(node, agent_configs.CLOCK)
         return None if text is None else dict(json.loads(text))
 
@@ -178,8 +172,7 @@ class NodeAgents:
     def _load(
         self, planned: PlannedNode, stat: str, at: float, used: Mapping[str, float]
     ) -> HostSample | None:
-        """Return the load of a node since the last call; None at the first call. `stat` has the present
-        counters of the node's CPUs."""
+        """Since the last call; None at the first. `stat`: present counters of the node's CPUs."""
         node = planned.id
         own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
         self._latest[node] = cpu_times(stat), own
@@ -196,21 +189,15 @@ class NodeAgents:
 
 
 class Routers:
-    """The routers of one run, one on each node with devices."""
-
     def __init__(self, context: SwarmContext) -> None:
         self._context = context
         self.containers: dict[str, ContainerRef] = {}
-        """Containers of the routers, by component."""
         self._components: dict[str, str] = {}
         """Components of the routers, by node."""
 
     def start(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Start a router on each node. The routers wait for their configurations.
-
-        Returns the addresses of the routers on their nodes' bridges, by node. Addresses are needed
-        because the bridges have no name service.
-        """
+        """Routers wait for their configurations. Return their addresses on their nodes' bridges, which
+        have no name service, by node."""
         context, router = self._context, self._context.launch.router
         if router is None:
             raise HostError("the plan has no router, which a run on a Swarm needs")
@@ -243,8 +230,7 @@ class Routers:
         places: agent_configs.Places,
         certificate: str,
     ) -> None:
-        """Send each router its configuration. The configuration has the addresses of the running
-        `devices`."""
+        """With the addresses of the running `devices`."""
         context = self._context
         for node, component in self._components.items():
             login = accounts[router_user(node)].at(*places.router, certificate)

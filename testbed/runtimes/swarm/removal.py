@@ -1,4 +1,4 @@
-"""Find and remove everything that a run has on a Swarm and its nodes."""
+"""Removal of everything that a run has on a Swarm and its nodes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, Engin
 
 _NETWORKS_TIMEOUT_SECONDS = 10.0
 _PENDING_LABEL = "testbed.owed"
-"""Label with the ids of nodes that could not be cleaned up because they did not answer. The label is on
-a configuration that stays in the Swarm, so that `testbed down` finds the run."""
+"""Ids of nodes that could not be cleaned up because they did not answer. The label is on a configuration
+that stays in the Swarm, so that `testbed down` finds the run."""
 _PARALLEL = 8
-"""Maximum number of requests at the same time."""
 
 
 def objects(
     manager: docker.DockerClient, run: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the kind and the labels of each object of `run` in this Swarm. If `run` is None, yield the
-    objects of all runs."""
+    """Kind and labels of each object; of all runs if `run` is None."""
     api: Any = manager.api
     filters = services.label_filter(run)
     for kind, found in (
@@ -57,12 +55,11 @@ def objects(
 def remove(
     manager: docker.DockerClient, proxies: EngineProxies, run: str, directory: RunDirectory | None
 ) -> None:
-    """Remove everything of `run` through the nodes' engines. The `proxies` to the engines are removed
-    last.
+    """Remove everything of `run` through the nodes' engines, and the `proxies` to these last.
 
-    Logs, and the files that devices need to resume, are saved to `directory`; None to save nothing. A
-    node that does not answer gets no further requests. After everything else is removed, HostError
-    reports all nodes that could not be cleaned up and all files that could not be saved.
+    Logs, and the files that devices need to resume, are saved to `directory`. A node that does not
+    answer gets no further requests. After all else is removed, HostError reports all nodes that could
+    not be cleaned up and all files that could not be saved.
     """
     failed = dict(_pending(manager, proxies, run))
     unsaved: list[str] = []
@@ -118,11 +115,8 @@ def remove(
 def temporary_proxies(
     manager: docker.DockerClient, nodes: Sequence[Node], image: str, purpose: str
 ) -> Iterator[EngineProxies]:
-    """Context with proxies to the engines of all nodes. Raises HostError.
-
-    The proxies are labelled with a run id that begins with `purpose`. `testbed down` finds the proxies
-    by that label.
-    """
+    """Proxies with a run id that begins with `purpose`, by which `testbed down` finds them. Raises
+    HostError."""
     run = f"{purpose}-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
         proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
@@ -137,9 +131,8 @@ def temporary_proxies(
 def _pending(
     manager: docker.DockerClient, proxies: EngineProxies, run: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the nodes of the Swarm that cannot be reached now, and that still have objects of `run`.
-    This process or an earlier removal of `run` could not reach these nodes. Each item has the id of the
-    node and a message for the user."""
+    """Yield id, and message for the user, of nodes that this or an earlier removal of `run` could not
+    reach, and that still have objects of it."""
     api: Any = manager.api
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
@@ -151,8 +144,8 @@ def _pending(
 
 
 def _save_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) -> list[str]:
-    """End the devices of a node, and save their clients' files to `directory`. Returns a message for
-    each device whose files could not be saved. Raises ERRORS."""
+    """End the devices of a node first. Return a message for each device whose files could not be saved.
+    Raises ERRORS."""
     unsaved: list[str] = []
 
     def save(container: Mapping[str, Any]) -> None:
@@ -174,9 +167,8 @@ def _save_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
 
 
 def _await_networks(engine: docker.DockerClient, run: str) -> None:
-    """Wait until a node's parts of the networks of `run` are removed. The Swarm removes a network from
-    the node when the last task that needs the network has ended. The wait needs the engine proxy, so it
-    comes before the removal of the engine proxy."""
+    """The Swarm removes a network from the node when the last task that needs it has ended. This wait
+    needs the engine proxy, so it comes before the removal of that."""
     deadline = time.monotonic() + _NETWORKS_TIMEOUT_SECONDS
     while time.monotonic() < deadline and any(
         one["Labels"].get(COMPONENT_LABEL) not in COMPONENTS for one in executor.networks(engine, run)

@@ -76,17 +76,14 @@ from testbed.runtimes.swarm.services import ServiceOptions, short_name
 from testbed.view import View
 
 _MTU = 1450
-"""Maximum size of a packet on the bridges, in bytes. It is smaller than the usual 1500 bytes, because
-overlay networks add headers."""
+"""Bytes per packet on the bridges, less than the usual 1500, because overlay networks add headers."""
 _PARALLEL = 8
-"""Maximum number of requests at the same time."""
 _ANSWER_TIMEOUT_SECONDS = 20
-"""Timeout in seconds of a request to a node during a run. It is short, because the actions of the
-scenario wait for the answer."""
+"""Request to a node during a run: short, because the actions of the scenario wait for the answer."""
 
 
 def is_available() -> bool:
-    """Whether an engine answers within 2 s and manages a Swarm."""
+    """An engine answers within 2 s and manages a Swarm."""
     with _manager() as manager:
         return manager is not None
 
@@ -108,8 +105,7 @@ def check_host() -> None:
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
-    """Return the runtime of one run, in a context with a connection to the manager's engine. Build
-    missing images first, and push them if the topology names a registry. Raises HostError."""
+    """Build missing images first, and push them if the topology names a registry. Raises HostError."""
     with closing(docker_engine.connect()) as client:
         nodes = swarm_nodes.nodes(client)
         there = {node.id for node in nodes}
@@ -154,9 +150,8 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """Remove everything that `run` still has in the Swarm. Save the run's logs to `directory`; None to
-    save no logs. Return False if this host manages no Swarm. Raises HostError if something may be
-    left."""
+    """Save logs to `directory`. Return False if this host manages no Swarm. Raises HostError if
+    something may be left."""
     with _manager() as manager:
         if manager is None:
             return False
@@ -183,7 +178,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """Last `tail` lines of the log of each service of `run`, by component; empty if no Swarm answers."""
+    """Last `tail` lines, by component; empty if no Swarm answers."""
     with _manager() as manager:
         if manager is None:
             return {}
@@ -199,8 +194,6 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 
 
 class SwarmRuntime:
-    """Runtime whose devices are containers on the nodes of a Docker Swarm."""
-
     def __init__(
         self,
         manager: docker.DockerClient,
@@ -217,8 +210,7 @@ class SwarmRuntime:
         self._run = spec.directory.run
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """TCP congestion control of all containers; None if each container uses the setting of its
-        host."""
+        """TCP congestion control of all containers; None for the setting of each host."""
         self._launch = launch(
             spec,
             built,
@@ -244,11 +236,11 @@ class SwarmRuntime:
         self._devices = ContainerDevices(spec, self._containers.exit_code, self._set_limits)
         self.meter = SwarmMeter(self._context, self._containers, self._node_agents)
         self._services: dict[str, str] = {}
-        """Ids of the services of broker and aggregator, by component."""
+        """Broker and aggregator, by component."""
         self._pool = ThreadPoolExecutor(_PARALLEL)
         self._folder_fd: int | None = None
         self._port: PublicPort | None = None
-        """Port for real devices; None before it is opened, and without real devices."""
+        """Port for real devices."""
 
     def start(self) -> BrokerAccess:
         used = list(dict.fromkeys(self._spec.plan.placement.values()))
@@ -294,8 +286,8 @@ class SwarmRuntime:
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _open_port(self, server: tuple[str, int]) -> None:
-        """Listen for real devices at the address and port `server` of this host. The Swarm could publish
-        a port of the broker only on all interfaces."""
+        """Listen for real devices at `server` of this host: the Swarm could publish a port of the broker
+        only on all interfaces."""
         directory, cpus = self._directory, self._spec.plan.infrastructure_cpus
         config = directory.work / "port.json"
         self._port = PublicPort(server, directory.control / TLS_SOCKET, config, cpus)
@@ -308,7 +300,7 @@ class SwarmRuntime:
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
     def _copy_images(self, nodes: Sequence[str]) -> None:
-        """Copy the images of agents and of device groups to the nodes that lack them."""
+        """Agents and device groups, to nodes that lack them."""
         for image in dict.fromkeys((self._images.agent, *self._images.groups.values())):
             node_images.copy(self._manager, self._proxies, nodes, image, self._view.progress)
             self._context.ids.update(node_images.common_ids(self._manager, self._proxies, nodes, image))
@@ -323,7 +315,6 @@ class SwarmRuntime:
             services.create_network(self._manager, replace(network, internal=True, options=options))
 
     def _start_servers(self, certificate: str) -> None:
-        """Start the services of broker, aggregator and the node agents."""
         options = ServiceOptions(nodes=(f"node.id == {self._proxies.here}",), binds=True)
         aggregator = self._launch.aggregator
         # Not for the devices: their nodes may have other processors.
@@ -342,15 +333,15 @@ class SwarmRuntime:
         self._node_agents.record_tasks([task for agents in tasks.values() for task in agents])
 
     def _record_server(self, component: str, task: Mapping[str, Any]) -> None:
-        """Record the container of the `task` of broker or aggregator, and limit its CPU."""
+        """Limit its CPU, too."""
         container = self._launch.broker if component == BROKER else self._launch.aggregator
         self._containers[component] = self._context.container_of(task)
         limits = replace(container.cpu, weight=INFRASTRUCTURE_PER_CORE)
         executor.limit(self._manager, self._containers[component].id, limits, container.memory)
 
     def _start_devices(self, routers: Mapping[str, str]) -> None:
-        """Start the devices, and send them the files that they wait for. `routers`: address of each
-        node's router, by node."""
+        """Send the devices the files that they wait for, too. `routers`: address of each node's
+        router."""
         servers = [routers[self._spec.plan.placement[one.component]] for one in self._launch.devices]
         made = dict(
             zip(
@@ -394,7 +385,7 @@ class SwarmRuntime:
         return self._context.create(container, options)
 
     def _send_files(self, container: Container) -> None:
-        """Send a device its shard and the other files that it reads."""
+        """Shard, and the other files that a device reads."""
         made = self._containers[container.component]
         planned = self._devices.states[container.component].planned
         update: Any = made.engine.api
@@ -407,7 +398,6 @@ class SwarmRuntime:
         executor.put_files(made.engine, made.id, FILES, files, folders={disk: client})
 
     def _isolate(self, node: str) -> None:
-        """Isolate the devices on a node from each other."""
         engine = self._proxies.engines[node]
         network = short_name(self._context.object_name("data"))
         ids = {self._containers[name].id for name in self._context.devices_on(node)}
@@ -416,7 +406,7 @@ class SwarmRuntime:
         executor.isolate(engine, self._images.agent, self._run, network, endpoints, here=False)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU quota of `device`. For a device that has ended, the call has no effect."""
+        """No effect on a device that has ended."""
         self._devices.limit(device)
 
     def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
@@ -434,8 +424,8 @@ class SwarmRuntime:
         return self._devices.act(device, action)
 
     def _check_share(self, device: str, share: float) -> None:
-        """Raise BadInputError if the device's node has too few cores to give the device the CPU share
-        `share`. If the plan is oversubscribed, nothing is checked."""
+        """Raise BadInputError if the node has too few cores for `share`, unless the plan is
+        oversubscribed."""
         node = self._spec.plan.node_of(device)
         on = self._context.devices_on(node.id) if node else ()
         shares = {name: self._devices.states[name].planned.host_cpu for name in on}
@@ -451,7 +441,6 @@ class SwarmRuntime:
             )
 
     def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        """Have the device's init count the energy."""
         return [(order.device, order)]
 
     def exit_codes(self) -> dict[str, int]:

@@ -38,16 +38,15 @@ _DEAD = ("failed", "rejected", "orphaned", "remove", "shutdown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFile:
-    """A secret or a configuration that the Swarm carries to a container."""
+    """Secret or configuration that the Swarm carries to a container."""
 
     id: str
     name: str
     target: str
     """Path in the container."""
     user: int = 0
-    """Id of the user and of the group that own the file."""
+    """User and group that own the file."""
     mode: int = 0o400
-    """Permissions of the file."""
 
     def reference(self, kind: str) -> dict[str, Any]:
         """Reference to the file for a service's specification. `kind` is `Secret` or `Config`."""
@@ -58,7 +57,7 @@ class ServiceFile:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A named volume of a node's engine."""
+    """Named volume of a node's engine."""
 
     name: str
     target: str
@@ -68,27 +67,25 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """Settings of a service that are not in its container's specification."""
+    """Settings that are not in the container's specification."""
 
     nodes: tuple[str, ...] = ()
-    """Constraints on the service's nodes, such as `node.id == x`."""
+    """Constraints, such as `node.id == x`."""
     everywhere: bool = False
-    """Whether each node that meets the constraints has a task. Otherwise the service has only one
-    task."""
+    """A task on each node that meets the constraints; else only one."""
     binds: bool = False
-    """Whether the mounts of the specification exist on the service's nodes. Otherwise the mounts are
-    left out."""
+    """Mounts of the specification exist on the nodes; else they are left out."""
     secrets: Sequence[ServiceFile] = ()
     configs: Sequence[ServiceFile] = ()
     volumes: Sequence[Volume] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    """Addresses of additional host names, by host name."""
+    """Addresses of additional host names."""
     cores: float = 0.0
-    """Number of cores to reserve. The Swarm gives reserved cores to no other service."""
+    """Reserved cores, which the Swarm gives to no other service."""
 
 
 def short_name(name: str) -> str:
-    """Convert `name` to a name that a Swarm accepts for its objects. A long name is shortened."""
+    """Name that a Swarm accepts; a long one is shortened."""
     name = name.replace(".", "_")
     if len(name) <= _MOST_CHARACTERS:
         return name
@@ -97,8 +94,8 @@ def short_name(name: str) -> str:
 
 
 def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
-    """Return the arguments of the API's `create_network` for an overlay network. If the network has
-    bridge options, the arguments are for a separate bridge on each node instead."""
+    """Arguments of the API for an overlay network, or with bridge options for a separate bridge on each
+    node."""
     local = bool(made.options)
     return {
         "name": short_name(made.name),
@@ -111,7 +108,6 @@ def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
 
 
 def service_arguments(container: Container, options: ServiceOptions) -> dict[str, Any]:
-    """Return the arguments of the API's `create_service` for `container`."""
     labels = dict(container.labels)
     return {
         "task_template": {
@@ -187,7 +183,6 @@ def _container(
 
 
 def label_filter(run: str | None) -> dict[str, str]:
-    """Filter that selects the objects of `run`, or of all runs if `run` is None."""
     return {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
 
 
@@ -203,7 +198,7 @@ def create_secret(
     target: str,
     **file: int,
 ) -> ServiceFile:
-    """Create a secret that contains `data`. The secret is mounted at `target` in a container."""
+    """`target`: where the secret is mounted in a container."""
     made = manager.api.create_secret(short_name(name), data, dict(labels))
     return ServiceFile(id=made["ID"], name=short_name(name), target=target, **file)
 
@@ -211,14 +206,13 @@ def create_secret(
 def create_config(
     manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str
 ) -> ServiceFile:
-    """Create a configuration that contains `data`. The configuration is mounted at `target` in a
-    container, and all users can read it."""
+    """`target`: where the configuration is mounted in a container, for all users to read."""
     made = manager.api.create_config(short_name(name), data, dict(labels))
     return ServiceFile(id=made["ID"], name=short_name(name), target=target, mode=0o444)
 
 
 def create(manager: docker.DockerClient, container: Container, options: ServiceOptions) -> str:
-    """Create the service of `container`. Return the id of the service."""
+    """Return the id of the service."""
     api: Any = manager.api
     created: str = api.create_service(**service_arguments(container, options))["ID"]
     return created
@@ -231,7 +225,6 @@ def list_services(manager: docker.DockerClient, run: str | None = None) -> list[
 
 
 def tasks(manager: docker.DockerClient, service_ids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Tasks of services, by service id."""
     wanted: dict[str, list[dict[str, Any]]] = {one: [] for one in service_ids}
     api: Any = manager.api
     for task in api.tasks(filters={"service": list(wanted)}):
@@ -247,12 +240,11 @@ def await_tasks(
     nodes: Mapping[str, str],
     earlier: Collection[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:
-    """Wait until each service has enough running tasks. Return the running tasks, by service id.
+    """Return the running tasks, by service id.
 
-    `expected`: number of tasks, by service id. `describe`: returns the name of a service for messages.
-    `nodes`: names of the nodes, by node id. Tasks with ids in `earlier` do not count. Tasks on a node
-    that is not in `nodes` do not count either, because the node may have just joined the Swarm. Raises
-    HostError if a task fails or starts too late.
+    `expected`: number of tasks, by service id. `describe`: name of a service for messages. `nodes`:
+    names by node id. Tasks with ids in `earlier` do not count, nor those on a node that is not in
+    `nodes`: it may have just joined the Swarm. Raises HostError if a task fails or starts too late.
     """
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
@@ -291,7 +283,7 @@ def await_tasks(
 
 
 def restart(manager: docker.DockerClient, service: str) -> set[str]:
-    """Make the Swarm start a new task of `service`. Return the ids of the earlier tasks."""
+    """Start a new task. Return the ids of the earlier ones."""
     before = {task["ID"] for task in tasks(manager, [service])[service]}
     api: Any = manager.api
     known = api.inspect_service(service)
@@ -306,8 +298,7 @@ def restart(manager: docker.DockerClient, service: str) -> set[str]:
 
 
 def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
-    """Last lines of the log of the service `name`, for an error message; empty if the log cannot be
-    read."""
+    """For an error message; empty if the log cannot be read."""
     api: Any = manager.api
     try:
         parts: Iterator[bytes] = api.service_logs(
@@ -320,8 +311,7 @@ def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
 
 
 def task_address(task: Mapping[str, Any], network_name: str) -> str:
-    """IPv4 address of a task on a network of the Swarm. Raises HostError if the task has no address on
-    that network."""
+    """IPv4 address. Raises HostError if the task has none on that network."""
     for one in task.get("NetworksAttachments", ()):
         if one["Network"]["Spec"]["Name"] == short_name(network_name):
             return str(one["Addresses"][0].partition("/")[0])
@@ -335,8 +325,8 @@ def remove_services(manager: docker.DockerClient, found: Iterable[Mapping[str, A
 
 
 def remove_rest(manager: docker.DockerClient, run: str) -> None:
-    """Remove the networks, secrets and configurations of `run` as soon as no task uses them. Remove
-    left-over services, too. Raises ERRORS."""
+    """Wait until no task uses the networks, secrets and configurations, then remove them, and left-over
+    services, too. Raises ERRORS."""
     api: Any = manager.api
     filters = label_filter(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
