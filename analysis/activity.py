@@ -1,10 +1,9 @@
 """Activity of a device in the last minute, from a run's records, and an estimate of its present
 activity.
 
-What a device did for an update is recorded only when the update is applied. The activity after the last
-update is therefore inferred, and marked as inferred. At first, the device is assumed to repeat its last
-cycle. After the length of this cycle, the activity is inferred from telemetry, which shows whether the
-device uses its CPU. The record of the next update replaces the inferred activity.
+What a device did for an update is recorded only when the update is applied. The activity after that is
+inferred, and marked so: at first, the device is assumed to repeat its last cycle; after the length of
+this cycle, telemetry shows whether the device uses its CPU. The record of the next update replaces it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED, UNPOWERED = STATES = (
     "unpowered",
 )
 WINDOW = 60
-"""Seconds of device time for which the activity is kept: the last minute."""
+"""Seconds of device time for which the activity is kept."""
 
 _HELD_AS: dict[Hold, str] = {
     "unpowered": UNPOWERED,
@@ -36,8 +35,7 @@ _HELD_AS: dict[Hold, str] = {
     "cut off": OFFLINE,
     "frozen": PAUSED,
 }
-"""State of a device for each hold that keeps it from working. If there are several holds, the first in
-this order counts."""
+"""State for each hold that keeps a device from working. The first of several counts."""
 
 
 class Span(NamedTuple):
@@ -50,8 +48,6 @@ class Span(NamedTuple):
 
 
 class ActivityCell(NamedTuple):
-    """Most frequent state of a device in a span of some seconds."""
-
     state: str
     inferred: bool
 
@@ -61,41 +57,32 @@ _Seconds = defaultdict[ActivityCell, float]
 
 @dataclass(slots=True)
 class Activity:
-    """Activity of one device. All times are device times in seconds. The methods are called roughly in
-    the order of time."""
+    """Times are device times in seconds. The methods are called roughly in the order of time."""
 
     _until: float = math.inf
-    """Time up to which the activity is known, in seconds; infinity if the device has never been
-    present."""
+    """Time up to which the activity is known; infinity if the device has never been present."""
     _seconds: dict[int, _Seconds] = field(default_factory=dict)
     """Seconds spent in each state, by second of device time."""
     _pending: deque[UpdateApplied] = field(default_factory=deque)
-    """Updates that are not yet in `_seconds`; they are added when the activity is requested."""
+    """Updates that are not yet in `_seconds`, until the activity is requested."""
     _last: UpdateApplied | None = None
-    """The last update in `_seconds`; None before the first update."""
     _cycle: tuple[Span, ...] = ()
     """Spans of the activity for `_last`, from its dispatch to its arrival."""
     _applied: float = -math.inf
-    """Time from which the device can get its next model, in seconds. It is the time at which `_last` was
-    applied, or −infinity if the device need not wait for that.
-
-    A device is assumed to wait if it also waited for the model of `_last`, that is, if this model was
-    dispatched after the update before `_last` had been applied.
-    """
+    """Time from which the device can get its next model: when `_last` was applied, or −infinity if it
+    need not wait for that. It is assumed to wait if it did for the model of `_last`, which then was
+    dispatched after the update before `_last` had been applied."""
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
-    """Pairs (time, busy). `time` is the time of a sample in seconds. `busy` says whether the device used
-    its CPU between the previous sample and `time`."""
+    """(time of a sample, whether the device used its CPU since the previous one)."""
     _holds: dict[Hold, float] = field(default_factory=dict)
-    """Start of each present hold, by hold."""
+    """Start of each present hold."""
     _held: deque[Span] = field(default_factory=deque)
-    """Spans in which a hold kept the device from working, without overlap. The end of a present hold is
-    infinity."""
+    """Spans of holds, without overlap. The end of a present hold is infinity."""
 
     def begin(self, at: float) -> None:
-        """Record that the device is ready and will get a model. The work that it was doing before is
-        lost."""
+        """The device will get a model. The work that it was doing before is lost."""
         if math.isinf(self._until) and not (self._holds or self._pending):  # for the first time
             self._until = at
             return
@@ -105,11 +92,8 @@ class Activity:
         self._until = max(at, self._until) if math.isfinite(self._until) else at
 
     def add_update(self, update: UpdateApplied) -> None:
-        """Record an applied update.
-
-        This method must be cheap, because a run in virtual time has very many updates. Most updates are
-        older than a minute when the screen is drawn.
-        """
+        """This must be cheap: a run in virtual time has very many updates, most of them older than a
+        minute when the screen is drawn."""
         self._pending.append(update)
         while self._pending[0].applied < _oldest(update.applied):
             self._set_last(self._pending.popleft())
@@ -121,8 +105,7 @@ class Activity:
             self._busy.popleft()
 
     def hold(self, what: Hold, at: float) -> None:
-        """Record that the device is `down`, `cut off`, `frozen` or `unpowered` from now on. Nothing
-        changes if the device is already in that state."""
+        """Nothing changes if the device is already in that state."""
         if what in self._holds:
             return
         if what in ("down", "unpowered"):  # its work is lost, and no update will report it
@@ -134,13 +117,12 @@ class Activity:
         self._changed(at)
 
     def release(self, what: Hold, at: float) -> None:
-        """Record the end of a hold. Nothing changes if the device does not have this hold."""
         if self._holds.pop(what, None) is not None:
             self._changed(at)
 
     def now(self, at: float) -> str:
-        """Return the present state of the device, known or inferred. It is the most frequent state of
-        the last one or two seconds, because faster changes would not be readable."""
+        """Known or inferred: the most frequent state of the last one or two seconds, because faster
+        changes would not be readable."""
         if (held := self._held_as()) is not None:
             return held
         first = math.floor(at) - 1
@@ -148,19 +130,16 @@ class Activity:
         return WAIT if cell is None else cell.state
 
     def cells(self, at: float, count: int) -> list[ActivityCell | None]:
-        """Return the last minute as `count` cells; `count` must divide 60. A cell is None if nothing is
-        known about it. The last cell contains `at`.
-
-        Each cell covers fixed whole seconds, so that the cells do not change as time passes.
-        """
+        """Return the last minute as `count` cells, which must divide 60; None if nothing is known. The
+        last cell contains `at`. Each covers fixed whole seconds, so that cells do not change as time
+        passes."""
         width = WINDOW // count
         last = math.floor(at / width)
         seconds = self._all_seconds(at, (last - count + 1) * width)
         return [_most(seconds, k * width, width) for k in range(last - count + 1, last + 1)]
 
     def shares(self, at: float) -> dict[str, float]:
-        """Return the seconds that the device spent in each state in the last minute. Inferred activity
-        is included."""
+        """Seconds in each state in the last minute, inferred ones included."""
         shares = dict.fromkeys(STATES, 0.0)
         for spent in self._all_seconds(at, _oldest(at)).values():
             for cell, seconds in spent.items():
@@ -185,7 +164,6 @@ class Activity:
             self._held.popleft()
 
     def _count_pending(self) -> None:
-        """Add pending updates to `_seconds`."""
         for update in self._pending:
             since, last = self._until, self._last
             for span in (Span(since, update.dispatched, WAIT), *_cycle(update, since)):
@@ -222,8 +200,8 @@ class Activity:
             yield from self._by_cpu(rest)
 
     def _by_cpu(self, span: Span) -> Iterator[Span]:
-        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, the whole
-        span gets one state: the one that took longer in the last cycle."""
+        """Divide into training and waiting by telemetry; without it, all is what took longer in the last
+        cycle."""
         begin, state = span.begin, TRAIN
         if not self._busy:
             trained = sum(part.end - part.begin for part in self._cycle if part.state == TRAIN)
@@ -261,7 +239,6 @@ class Activity:
                 del self._seconds[second]
 
     def _all_seconds(self, at: float, first: int) -> dict[int, _Seconds]:
-        """Return known, inferred and held activity for each second from `first` until `at`."""
         self._count_pending()
         wanted = range(first, math.floor(at) + 1)
         seconds = {second: self._seconds[second].copy() for second in wanted if second in self._seconds}
@@ -273,13 +250,11 @@ class Activity:
 
 
 def _oldest(at: float) -> int:
-    """Return the first whole second of the last minute before `at`."""
     return math.floor(at) - WINDOW
 
 
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
-    """Add `span` to each second that it covers, beginning with second `first`. If `first` is None, add
-    only the last minute of the span."""
+    """Begin with second `first`; if it is None, add only the last minute of the span."""
     begin = max(span.begin, _oldest(span.end) if first is None else first)
     cell = ActivityCell(span.state, span.inferred)
     while begin < span.end:
@@ -290,8 +265,7 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
 
 
 def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
-    """Return the spans of a client's activity for `update`, from dispatch to arrival. Times before
-    `since`, and spans with unknown times, are left out."""
+    """Spans from dispatch to arrival, without times before `since` and unknown ones."""
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),
@@ -305,8 +279,7 @@ def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
 
 
 def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> ActivityCell | None:
-    """Return the most frequent state of the `width` seconds from `begin` on; None if nothing is
-    known."""
+    """None if nothing is known."""
     total: dict[str, float] = defaultdict(float)
     inferred = 0.0
     for second in range(begin, begin + width):

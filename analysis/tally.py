@@ -25,10 +25,9 @@ from analysis.activity import Activity
 from analysis.usage import DeviceUsage, EnergyUse
 
 _RATE_WINDOW_SECONDS = 10.0
-"""Window of the update rate, in seconds of device time."""
+"""Seconds of device time."""
 _MIN_BUSY_SHARE = 0.5
-"""Minimum fraction of its CPU share that a device uses while it trains. A device that only sends or
-receives uses less."""
+"""Minimum fraction of its CPU share that a device uses while it trains, more than to send or receive."""
 _MAX_NAMED = 6
 """Maximum number of devices named in a notice."""
 _MAX_REASONS = 1000
@@ -38,22 +37,19 @@ devices."""
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message to the user. Notices with the same `what` can be merged."""
+    """Message to the user. Those with the same `what` can be merged."""
 
     at: float
-    """Device time of the notice, in seconds."""
+    """Device time in seconds."""
     what: str
-    """Kind of the notice."""
     detail: str
-    """Subject of the notice, usually the name of a device."""
+    """Usually the name of a device."""
     why: str = ""
     """Reason; empty if there is none."""
 
 
 @dataclass(slots=True)
 class _Details:
-    """Totals of a device that has worked, changed, or sent telemetry."""
-
     changed: DeviceState = field(default_factory=DeviceState)
     activity: Activity = field(default_factory=Activity)
     usage: DeviceUsage = field(default_factory=DeviceUsage)
@@ -62,15 +58,14 @@ class _Details:
 
 @dataclass(slots=True)
 class DeviceTally:
-    """Totals of one device. Most devices of a very large fleet only wait, so their details are made when
-    they are first needed."""
+    """Most devices of a very large fleet only wait, so their details are made when they are first
+    needed."""
 
     state: str = "absent"
-    """`online`, `offline` or `absent`. A device is absent if it was not ready when the run clock
-    started."""
+    """`online`, `offline` or `absent`: not ready when the run clock started."""
     updates: int = 0
     staleness: int = 0
-    """Staleness of the last update, in versions."""
+    """Versions, of the last update."""
     staleness_sum: int = 0
     """Sum of the staleness of all updates, in versions."""
     bytes: int = 0
@@ -80,10 +75,9 @@ class DeviceTally:
     importance: float = math.nan
     """Weight p_i in the objective; NaN before the data are partitioned."""
     planned_cpu: float | None = None
-    """Requested share of a core at the start; None if there is no limit."""
+    """Share of a core at the start; None if there is no limit."""
     _since: float | None = None
-    """Device time in seconds since which the device is present; None if it is not present, or if it has
-    details."""
+    """Device time since which it is present; None if it is not, or if it has details."""
     _details: _Details | None = None
 
     @property
@@ -113,7 +107,6 @@ class DeviceTally:
 
     @property
     def changed(self) -> DeviceState:
-        """State of the device after the actions on it."""
         return self._known.changed
 
     @changed.setter
@@ -122,7 +115,7 @@ class DeviceTally:
 
     @property
     def cpu(self) -> float | None:
-        """Presently requested share of a core; None if there is no limit."""
+        """Present share of a core; None if there is no limit."""
         changed = None if self._details is None else self._details.changed.cpu
         return self.planned_cpu if changed is None else changed
 
@@ -137,24 +130,17 @@ class DeviceTally:
 
 @dataclass(slots=True)
 class SegmentTally:
-    """State and use of a segment that devices share."""
-
     is_cut: bool = False
     rates: dict[str, float] = field(default_factory=dict)
-    """Rate of all traffic in bit/s of device time in the last second, by direction. Directions without
-    traffic are left out."""
+    """bit/s of device time in the last second, by direction, if there was traffic."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Totals of a run."""
-
     devices: dict[str, DeviceTally]
     """Totals of the devices by name, in display order."""
     segments: dict[str, SegmentTally] = field(default_factory=dict)
-    """State and use of the segments by name."""
     started: bool = False
-    """Whether the run clock has started."""
     at: float = 0.0
     """Device time of the newest record, in seconds."""
     version: int = 0
@@ -171,21 +157,18 @@ class Tally:
     """Energy of all rounds, also of those whose update was lost."""
     power_offs: int = 0
     evaluation: events.Evaluated | None = None
-    """The newest evaluation; None before the first evaluation."""
     ended: events.RunEnded | None = None
-    """The end of the run; None while the run is running."""
     doubtful: list[events.Note | events.Disrupted | events.WrongSum] = field(default_factory=list)
     """Notes, and records that make the run invalid."""
     _began: float = 0.0
     """Device time of the latest start of the run clock, in seconds."""
     _applied: deque[float] = field(default_factory=deque)
-    """Device times in seconds at which recent updates were applied."""
+    """Device times of recent updates, in seconds."""
     _updates_by_version: dict[int, int] = field(default_factory=dict)
-    """Number of updates applied up to each version. Versions before the last evaluated one are left
-    out."""
+    """Updates applied up to each version, from the last evaluated one on."""
 
     def add(self, record: events.Record) -> Notice | None:
-        """Count `record`. Return a notice for the user; None if the user need not see the record."""
+        """None if the user need not see the record."""
         self.at = max(self.at, record.at)
         if isinstance(record, events.Note | events.Disrupted | events.WrongSum):
             self.doubtful.append(record)
@@ -232,8 +215,8 @@ class Tally:
         return None
 
     def sample(self, device: str, at: float, values: Mapping[str, Any]) -> None:
-        """Add a telemetry sample of `device` at device time `at`, or of the segments' use. Samples of
-        unknown devices are ignored."""
+        """`at`: device time. Samples of the segments' use are taken, too, those of unknown devices
+        ignored."""
         if self.segments and "segments" in values:
             self._use(values)
             return
@@ -250,14 +233,13 @@ class Tally:
 
     @property
     def consumed(self) -> float:
-        """Energy that all devices together have consumed, in joules; NaN if no energy is counted."""
+        """Joules of all devices together; NaN if no energy is counted."""
         devices = (one for one in self.devices.values() if one.has_details)
         known = [one.energy.consumed for one in devices if not isnan(one.energy.consumed)]
         return math.fsum(known) if known else math.nan
 
     def rate(self, at: float) -> float:
-        """Return the number of applied updates per second, as the mean of the ten seconds before `at`.
-        If the run clock started later, return the mean since the start."""
+        """Updates per second, over the ten seconds before `at`, or since the run clock started."""
         while self._applied and self._applied[0] < at - _RATE_WINDOW_SECONDS:
             self._applied.popleft()
         later = 0  # an evaluation may be recorded after later updates
@@ -269,8 +251,7 @@ class Tally:
         return (len(self._applied) - later) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
-        """Return the number of updates applied up to `version`. `version` must be the last evaluated
-        version or a later one."""
+        """Updates applied up to `version`, which is the last evaluated one or later."""
         return self._updates_by_version.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:
@@ -311,7 +292,6 @@ class Tally:
         return Notice(record.at, state, record.client)
 
     def _use(self, values: Mapping[str, Any]) -> None:
-        """Set the rates of the segments to those of a message NetworkUse."""
         seconds = values.get("seconds", 0.0)
         for segment in self.segments.values() if seconds else ():
             segment.rates = {}
@@ -351,8 +331,7 @@ class Tally:
 
 
 def merge_notices(notices: Iterable[Notice]) -> Sequence[Notice]:
-    """Merge the notices of each kind into one notice. The merged notice has the time of the first notice
-    of this kind, and each reason once."""
+    """One per kind, with the time of its first notice, and each reason once."""
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:
         kinds.setdefault(notice.what, []).append(notice)

@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 from agents.events import LARGEST
 
 _WINDOW_SECONDS = 5.0
-"""Window for rates, in seconds. Rates over shorter windows fluctuate too much."""
+"""Window for rates, which fluctuate too much over shorter ones."""
 _MAX_AGE_SECONDS = 3.0
-"""Maximum age of the newest sample, in seconds. If the newest sample is older, the present figures are
-unknown."""
+"""If the newest sample is older, the present figures are unknown."""
 
 
 class _TimedFigures(NamedTuple):
@@ -23,11 +22,11 @@ class _TimedFigures(NamedTuple):
     cpu: float
     """CPU seconds since the start of the device."""
     sent: float
-    """Number of bytes sent since the start of the device; NaN if they are not counted."""
+    """Bytes since the start of the device; NaN if they are not counted."""
     received: float
-    """Number of bytes received since the start of the device; NaN if they are not counted."""
+    """Bytes since the start of the device; NaN if they are not counted."""
     memory: float
-    """Memory in use, in bytes; NaN if unknown."""
+    """Bytes in use; NaN if unknown."""
 
 
 @dataclass(slots=True)
@@ -44,8 +43,8 @@ class DeviceUsage:
     _samples: deque[_TimedFigures] = field(default_factory=deque)
 
     def add(self, at: float, values: Mapping[str, Any]) -> None:
-        """Add a sample (`agents.device.resource_usage`) of device time `at`. Devices may send anything,
-        so that a sample without valid CPU time is ignored."""
+        """Add a sample (`agents.device.resource_usage`). Devices may send anything: one without valid
+        CPU time is ignored."""
         figures = (number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
         sample = _TimedFigures(at, *figures)
         last = self._samples[-1] if self._samples else None
@@ -73,25 +72,25 @@ class DeviceUsage:
         return self._samples[-1].memory if self._samples else nan
 
     def share(self, at: float) -> float:
-        """Return the share of a core used over the last seconds before `at`; NaN if unknown."""
+        """Share of a core over the last seconds before `at`; NaN if unknown."""
         return self._rate("cpu", at)
 
     def memory(self, at: float) -> float:
-        """Return the memory in use at `at`, in bytes; NaN if unknown."""
+        """Bytes at `at`; NaN if unknown."""
         fresh = bool(self._samples) and self._samples[-1].at >= at - _MAX_AGE_SECONDS
         return self.last_memory if fresh else nan
 
     def up(self, at: float) -> float:
-        """Return the sending rate in bit/s over the last seconds before `at`; NaN if unknown."""
+        """bit/s over the last seconds before `at`; NaN if unknown."""
         return 8 * self._rate("sent", at)
 
     def down(self, at: float) -> float:
-        """Return the receiving rate in bit/s over the last seconds before `at`; NaN if unknown."""
+        """bit/s over the last seconds before `at`; NaN if unknown."""
         return 8 * self._rate("received", at)
 
     def _rate(self, counter: Literal["cpu", "sent", "received"], at: float) -> float:
-        """Return the growth of `counter` per second between the first and the last kept sample; NaN if
-        there are fewer than two samples, or if the last sample is too old."""
+        """Growth per second between the first and the last kept sample; NaN if there are fewer than two,
+        or if the last is too old."""
         if len(self._samples) < 2 or self._samples[-1].at < at - _MAX_AGE_SECONDS:
             return nan
         first, last = self._samples[0], self._samples[-1]
@@ -101,20 +100,19 @@ class DeviceUsage:
 
 @dataclass(slots=True)
 class EnergyUse:
-    """The latest sample of a device's energy (`agents.wire.messages.EnergyFigures`)."""
+    """The latest sample (`agents.wire.messages.EnergyFigures`)."""
 
     at: float = nan
-    """Device time of the sample, in seconds; NaN before the first sample."""
+    """Device time in seconds; NaN before the first sample."""
     consumed: float = nan
-    """Energy that the device has consumed, in joules."""
+    """Joules."""
     power: float = nan
-    """Mean power since the sample before, in watts."""
+    """Watts, since the sample before."""
     level: float = nan
-    """Level of the battery as a share of its capacity; NaN without a battery."""
+    """Share of the battery's capacity; NaN without a battery."""
 
     def add(self, at: float, values: Mapping[str, Any]) -> None:
-        """Add a sample of device time `at`. Devices may send anything, so that a sample without valid
-        consumption is ignored."""
+        """Devices may send anything: a sample without valid consumption is ignored."""
         consumed = number(values.get("consumed"))
         if consumed >= 0 and not at <= self.at:
             self.at, self.consumed = at, consumed
@@ -122,5 +120,5 @@ class EnergyUse:
 
 
 def number(value: object) -> float:
-    """Return `value` as float; NaN if it is not a number or is too large."""
+    """NaN if `value` is no number or too large."""
     return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST else nan

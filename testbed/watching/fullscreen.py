@@ -26,24 +26,22 @@ from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
 _MAX_CPU_SHARE, _MAX_CPU_SHARE_IN_CONTROLLER = 0.05, 0.02
-"""Maximum share of a core for drawing, if the view runs in a separate process, and if the view runs in
-the controller's process."""
+"""Maximum share of a core for drawing, in a process of its own, and in the controller's."""
 _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
-"""Seconds between two samples of the host, and seconds between two judgements of all samples."""
+"""Seconds between two samples of the host, and between two judgements of all samples."""
 _TELEMETRY_BYTES_PER_DEVICE = 4096
-"""Number of bytes per device to read from the end of the telemetry file. They contain the samples of the
-last seconds."""
+"""Bytes at the end of the telemetry file that contain the samples of the last seconds."""
 _SAMPLE_LEAD_SECONDS = 0.5
-"""Maximum seconds by which a sample may be newer than the time shown."""
+"""A sample may be newer than the time shown by this much."""
 _MAX_KEPT_MESSAGES = 20
-"""Maximum number of messages that are printed again after the screen is closed."""
+"""Messages that are printed again after the screen is closed."""
 
 
 def view(
     console: Console, run_overview: Overview, directory: RunDirectory, *, watching: bool = False
 ) -> LiveView:
-    """Return a full-screen view if `console` writes to a terminal; otherwise a view of lines. If
-    `watching` is true, another process controls the run, and the run may already have ended."""
+    """Full-screen if `console` writes to a terminal, else lines. `watching`: another process controls
+    the run, which may already have ended."""
     terminal = Terminal.for_console(console)
     if terminal is None:
         return LiveView(console, run_overview)
@@ -51,11 +49,10 @@ def view(
 
 
 class FullScreenView(LiveView):
-    """View that uses the whole terminal from the start of the run clock to the end of the run.
+    """Uses the whole terminal from the start of the run clock to the end of the run.
 
-    Lines that were printed before the start of the run clock, or after the end of the run, remain on the
-    terminal. The last messages that were shown on the full screen are printed again after the screen is
-    closed.
+    Lines before and after that remain on the terminal. The last messages of the full screen are printed
+    again after it is closed.
     """
 
     stays = True
@@ -88,15 +85,13 @@ class FullScreenView(LiveView):
         """Messages to print again after the screen is closed."""
         self._host: list[HostSample] = []
         self._sampler: Sampler | None = None
-        """Sampler of the load of this host; None if the run's CPUs are unknown or on another host."""
+        """None if the run's CPUs are unknown or on another host."""
         self._sampled = self._judged = self._due = 0.0
-        """Times of the last sample, of the last judgement, and of the next frame, in seconds on the
-        monotonic clock."""
+        """Last sample, last judgement, and next frame, on the monotonic clock."""
         self._at = 0.0
         """Device time shown, in seconds."""
         self._started = self._zero = 0.0
-        """Times at which the start of the run was read, and of device time 0, in seconds on the
-        monotonic clock."""
+        """Start of the run, when it was read, and device time 0, on the monotonic clock."""
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
@@ -139,7 +134,7 @@ class FullScreenView(LiveView):
             self._due = 0.0
 
     def _learn(self) -> None:
-        """Read facts that are in the run directory but were not in the plan."""
+        """Facts that were not in the plan."""
         if (read := overview.read(self._directory)) is not None:
             self._screen.overview = read
             for device in read.devices:  # known once the data are partitioned
@@ -166,8 +161,8 @@ class FullScreenView(LiveView):
         self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
-        """Read new telemetry samples. Their times are on the host's clock; in virtual time they are
-        device times. Samples of the host's clock that are later than the time shown are ignored."""
+        """Samples of the host's clock that are later than the time shown are ignored. In virtual time,
+        samples have device times."""
         virtual = self._overview.is_virtual
         is_sampled = self._overview.energy or self._overview.segments
         if not self._tally.started or (virtual and not is_sampled):
@@ -218,8 +213,7 @@ class FullScreenView(LiveView):
             screen.messages.append("Select a row first: ↑ or ↓.")
 
     def _command(self, command: Command) -> None:
-        """Send `command` in a thread, because this process may be the controller that has to answer the
-        command."""
+        """In a thread: this process may be the controller that has to answer."""
         messages = self._screen.messages
         if self._overview.is_virtual:
             messages.append("In virtual time, only the topology's scenario can change devices.")
@@ -249,10 +243,10 @@ class FullScreenView(LiveView):
         self._due = 0.0
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Print nothing, because the header of the screen shows the evaluation."""
+        """The header of the screen shows the evaluation."""
 
     def _finished(self, ended: events.RunEnded) -> None:
-        """Close the screen. The summary shows how the run ended."""
+        """The summary shows how the run ended."""
         if not self._watching:
             self._give_back()
 

@@ -8,17 +8,15 @@ names, and no requests from foreign pages.
 from __future__ import annotations
 
 HOST = "127.0.0.1"
-"""Loopback address. It can be reached only from this machine."""
+"""Loopback address, which can be reached only from this machine."""
 
 
 class OwnHosts:
-    """The names of a server that listens on `port` of the loopback interface."""
-
     def __init__(self, port: int) -> None:
         self.names = [f"{name}:{port}" for name in (HOST, "localhost", "[::1]")]
 
     def includes(self, host: str | None, origin: str | None) -> bool:
-        """Whether a request with the headers Host (`host`) and Origin (`origin`) is addressed to this
-        server, and does not come from a foreign page."""
+        """Whether a request with the headers Host and Origin is for this server, and not from a foreign
+        page."""
         own = origin is None or origin.lower() in [f"http://{name}" for name in self.names]
         return own and host is not None and host.lower() in self.names

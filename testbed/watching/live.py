@@ -1,7 +1,7 @@
 """View of a run as lines of text, and the summary at its end.
 
-This view is for files, pipes and CI. It prints at most about one line per second. On a terminal,
-`testbed.watching.fullscreen` is used instead.
+For files, pipes and CI, at most about one line per second. On a terminal, `testbed.watching.fullscreen`
+is used instead.
 """
 
 from __future__ import annotations
@@ -29,21 +29,17 @@ if TYPE_CHECKING:  # imports pandas, which takes a second: only at the end of a 
 _RARE = ("paused", "offline")
 """Columns of the summary that are left out if no device was in this state."""
 _MAX_ROWS = 20
-"""Maximum number of rows in the summary with one row per device. If there are more devices, each row is
-a group."""
+"""Above this number of devices, a row of the summary is a group."""
 _PRINT_INTERVAL_SECONDS = 1.0
-"""Minimum seconds between two lines."""
 _SECTIONS = 10
-"""Number of sections of a run in virtual time. One line is printed per section, even if the section
-takes very little real time."""
+"""A run in virtual time prints a line per section, even if that takes very little real time."""
 
 
 class LiveView(View):
-    """Context manager that receives the events of a run and shows them. This class shows them as plain
-    lines."""
+    """Shows the events of a run as plain lines, in a context."""
 
     stays = False
-    """Whether the view stays open after the end of the run."""
+    """True if the view stays open after the end of the run."""
 
     def __init__(self, console: Console, overview: Overview) -> None:
         self._console = console
@@ -53,17 +49,14 @@ class LiveView(View):
         self._notices_due: float | None = None
         self._printed_evaluation: events.Evaluated | None = None
         self._printed_at, self._printed_section = 0.0, 0
-        """Time at which the last evaluation was printed, in seconds on the monotonic clock, and the
-        section of the run to which this evaluation belongs."""
+        """Monotonic time and section of the run of the last evaluation that was printed."""
         self._begun = 0.0
-        """Time of the start of the run clock, in seconds on the monotonic clock."""
+        """Start of the run clock, on the monotonic clock."""
         self._outcome = ""
-        """Text that says how the watched run ended; empty while the run is running."""
+        """How the watched run ended; empty while it is running."""
         self.quit = False
-        """Whether the user has closed the view."""
         self.judgement: Judgement | None = None
-        """Judgement of the finished run; None before the end of the run, and if the run was not
-        judged."""
+        """None before the end of the run, and if the run was not judged."""
 
     def __exit__(self, *_: object) -> None:
         self._print_notices()
@@ -74,11 +67,11 @@ class LiveView(View):
         self._print(message)
 
     def keep(self, message: str) -> None:
-        """Show information that the user needs throughout the run."""
+        """Information that the user needs throughout the run."""
         self._print(message)
 
     def past(self, records: Sequence[events.Record]) -> None:
-        """Count earlier records without showing them."""
+        """Count records without showing them."""
         for record in records:
             self._tally.add(record)
         self._tally.started = False
@@ -110,13 +103,11 @@ class LiveView(View):
         self.judgement = judgement
 
     def over(self, outcome: str, validity: Validity | None) -> None:
-        """Record how the watched run ended. An empty `outcome` means that the run is running, or has
-        been resumed."""
+        """An empty `outcome` means that the run is running, or has been resumed."""
         self._outcome = outcome
 
     def take_keys(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for keys and handle them. This view has no keys, so it only
-        waits."""
+        """This view has no keys, so it only waits."""
         time.sleep(timeout)
 
     def _print(self, message: str) -> None:
@@ -128,8 +119,7 @@ class LiveView(View):
         self._notices, self._notices_due = [], None
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Print a line with aligned columns, unless the last evaluation was printed only shortly
-        before."""
+        """Unless the last evaluation was printed only shortly before."""
         last = self._printed_evaluation
         if last is None or self._is_due(evaluation, last):
             self._print_evaluation(evaluation)
@@ -141,7 +131,7 @@ class LiveView(View):
         return passed >= _PRINT_INTERVAL_SECONDS or self._section(evaluation.at) > self._printed_section
 
     def _finished(self, ended: events.RunEnded) -> None:
-        """Print the last evaluation, if it has not been printed yet. Print how the run ended."""
+        """Print the last evaluation, if that was not done yet, and how the run ended."""
         last = self._tally.evaluation
         if last is not None and last is not self._printed_evaluation:
             self._print_evaluation(last)
@@ -159,8 +149,7 @@ class LiveView(View):
         )
 
     def _time_left(self, at: float) -> str:
-        """Return a text on the estimated remaining time of a run in virtual time; an empty text for
-        other runs."""
+        """Text for a run in virtual time; empty for others."""
         progress = self._progress(at) if self._overview.is_virtual else 0.0
         left = console.time_left(time.monotonic() - self._begun, progress, 1.0)
         return f"  {left}" if left else ""
@@ -173,7 +162,7 @@ class LiveView(View):
 
 
 class QuietView(LiveView):
-    """View that prints only the messages to keep, on standard error."""
+    """Prints only the messages to keep, on standard error."""
 
     def keep(self, message: str) -> None:
         console.err().print(message, soft_wrap=True)
@@ -183,7 +172,7 @@ class QuietView(LiveView):
 
 
 def render_summary(run: Run) -> RenderableType:
-    """Return the summary of the run: a table of its devices, and the accuracy reached."""
+    """A table of the devices, and the accuracy reached."""
     from analysis import summary
 
     rows = summary.devices(run)

@@ -19,44 +19,34 @@ from testbed.traits import is_simulated, traits
 
 @dataclass(frozen=True, slots=True)
 class OverviewDevice:
-    """Facts of one device."""
-
     name: str
     group: str
     cpu: float | None = None
-    """Requested share of one host core; None if there is no limit."""
+    """Share of one host core; None if there is no limit."""
     importance: float = math.nan
     """Weight p_i of the device in the objective; NaN before the data are partitioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Facts of a run."""
-
     rule: str
-    """Name of the rule."""
     stop: config.StopConditions
     devices: tuple[OverviewDevice, ...]
     runtime: str = "process"
     dilation: float = 1.0
     """Host seconds per second of device time."""
     run: str = ""
-    """Run id."""
     links: bool = False
-    """Whether telemetry counts the bytes that devices send and receive. These bytes are counted for
-    containers, and for processes with links."""
+    """Telemetry counts bytes that devices send and receive: those of containers, and of processes with
+    links."""
     energy: bool = False
-    """Whether the energy of any device is counted."""
     batteries: bool = False
-    """Whether any device has a battery."""
     segments: tuple[str, ...] = ()
-    """Names of the segments that devices share."""
     cpus: dict[str, str] = field(default_factory=dict)
-    """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
+    """cpusets of `infrastructure` and `devices`; empty if unknown or on another host."""
 
     @property
     def is_virtual(self) -> bool:
-        """Whether time is simulated."""
         return is_simulated(self.runtime)
 
     @property
@@ -73,12 +63,8 @@ class Overview:
         return frozenset(name for name, has in found.items() if has)
 
     def progress(self, at: float, updates: int) -> float:
-        """Return the progress of the run, from 0 to 1, at device time `at` (in seconds), after `updates`
-        updates.
-
-        If there are several stop conditions, the one that is closest to being met counts. If the run
-        stops only at an accuracy, the progress is 0.
-        """
+        """From 0 to 1, at `at` seconds of device time. The stop condition that is closest to being met
+        counts; 0 if there is only an accuracy."""
         ends = ((at, self.stop.after), (updates, self.stop.updates))
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 
@@ -94,7 +80,6 @@ class Overview:
 
 
 def from_plan(topology: Topology, plan: Plan, run: str) -> Overview:
-    """Return the overview of a run that will be launched."""
     return Overview(
         rule=topology.rule.name,
         stop=topology.stop.build(),
@@ -110,10 +95,7 @@ def from_plan(topology: Topology, plan: Plan, run: str) -> Overview:
 
 
 def read(directory: RunDirectory) -> Overview | None:
-    """Return the overview of a launched run; None if its devices are not known yet.
-
-    Raises BadInputError.
-    """
+    """None if the run's devices are not known yet. Raises BadInputError."""
     manifest = directory.read_manifest()
     if "devices" not in manifest:
         return None
@@ -145,7 +127,6 @@ def _counts_bytes(runtime: str, *, linked: bool) -> bool:
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return the CPU numbers (cpusets) of the run's components, by component; empty if they are on
-    another host."""
+    """cpusets by component; empty if they are on another host."""
     cpus = manifest.get("cpus") if manifest["host"]["name"] == platform.node() else None
     return {name: value for name, value in (cpus or {}).items() if isinstance(value, str)}

@@ -1,7 +1,6 @@
 """Metrics of a run for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
 
-Each request reads the new records of the run directory. Without requests, nothing is read. All times are
-device time.
+Each request reads the new records; without requests, nothing is read. All times are device time.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 @contextmanager
 def serve_metrics(directory: RunDirectory, port: int) -> Iterator[str]:
-    """Yield the URL of the metrics, and serve them until the context ends. Raises BadInputError if
-    `port` is in use."""
+    """Yield the URL. Raises BadInputError if `port` is in use."""
     registry = CollectorRegistry()
     registry.register(RunCollector(directory))
     try:
@@ -59,8 +57,7 @@ def serve_metrics(directory: RunDirectory, port: int) -> Iterator[str]:
 
 
 def _only_own_hosts(hosts: OwnHosts, app: WSGIApplication | None) -> WSGIApplication:
-    """Return `app`, restricted to requests that are sent to this server's own names and do not come from
-    foreign pages."""
+    """Answer only requests to this server's own names that do not come from foreign pages."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if app and hosts.includes(environ.get("HTTP_HOST"), environ.get("HTTP_ORIGIN")):
@@ -86,11 +83,10 @@ class RunCollector(Collector):
         self._tally = Tally({})
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing. Without this method, the registration would collect all metrics once."""
+        """Nothing: without this method, the registration would collect all metrics once."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Read new records, and return all metrics."""
         with self._lock:
             manifest = self._directory.read_manifest()
             for name, one in manifest.get("devices", {}).items():

@@ -19,10 +19,9 @@ class Row:
 
     name: str
     grouped: bool
-    """Whether the row is a group."""
     devices: tuple[str, ...]
     state: str
-    """One of STATES; for a group, the most frequent state of its devices."""
+    """One of STATES; for a group, the most frequent of its devices."""
     online: int
     """Number of devices that are neither offline nor unpowered."""
     figures: Mapping[str, float]
@@ -53,15 +52,14 @@ SORTS: dict[str, _Key | None] = {
     **{one.title: _by(one.name, one.sort) for one in FIGURES.values() if one.sort},
     "share": lambda row: -_ratio(row),
 }
-"""Name of a sort order -> function that returns a row's sort key; None for the order of the topology.
-The most remarkable rows come first."""
+"""Sort key by name of the order; None for the order of the topology. The most remarkable rows come
+first."""
 
 
 def rows(
     tally: Tally, devices: Sequence[OverviewDevice], at: float, *, grouped: bool, matching: str = ""
 ) -> list[Row]:
-    """Return the rows at device time `at`, in the order of the topology. Only rows with `matching` in
-    their name, group or state are returned."""
+    """In the order of the topology, with `matching` in name, group or state."""
     members: dict[str, list[OverviewDevice]] = {}
     for device in devices:
         members.setdefault(device.group if grouped else device.name, []).append(device)

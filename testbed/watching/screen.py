@@ -34,7 +34,7 @@ from testbed.watching.selection import HELP, Selection
 
 
 class _Style(NamedTuple):
-    """Colours and signs with which a state is drawn. The signs are distinguishable without colours."""
+    """Colours and signs of a state, which are distinguishable without colours."""
 
     colour: str
     named: str
@@ -42,8 +42,7 @@ class _Style(NamedTuple):
     signs: str
     """Two characters. The first is for known activity, the second for inferred activity."""
     ascii: str
-    """Two characters for a terminal that supports only ASCII. The first is for known activity, the
-    second for inferred activity."""
+    """Like `signs`, on a terminal that supports only ASCII."""
 
 
 _STYLES = {
@@ -57,50 +56,45 @@ _STYLES = {
     UNPOWERED: _Style("#f0e442", "bright_yellow", "▁▁", "__"),
 }
 _WIDTHS = (60, 30, 20, 15, 12, 10)
-"""Possible widths of a bar, in cells. They divide 60, so that each cell covers whole seconds."""
+"""Widths of a bar, in cells. They divide 60, so that each cell covers whole seconds."""
 _ROOM = 9
-"""Number of lines that are not rows: header 4, headings, messages 2, legend, help."""
+"""Lines that are not rows: header 4, headings, messages 2, legend, help."""
 
 
 @dataclass(slots=True)
 class Screen:
-    """The content of the screen. `frame` returns it as lines of text."""
-
     overview: Overview
     tally: Tally
     selection: Selection = field(default_factory=Selection)
     validity: Validity | None = None
-    """Verdict on the host's load so far or, after the end, on the run; None if it is unknown or does
-    not apply."""
+    """Verdict on the host's load so far or, after the end, on the run; None if unknown."""
     outcome: str = ""
-    """Text that says how the run ended; empty while the run is running."""
+    """How the run ended; empty while it is running."""
     real: float | None = None
-    """Real seconds since the start of a run in virtual time; None for other runs."""
+    """Seconds since the start of a run in virtual time; None for other runs."""
     messages: list[str] = field(default_factory=list)
-    """Messages, the newest last."""
+    """The newest is last."""
     pinned: str = ""
-    """A message that is always shown."""
+    """Always shown."""
     ascii_only: bool = False
-    """Whether the terminal supports only ASCII."""
     named_colours: bool = False
-    """Whether the terminal supports only sixteen colours."""
+    """The terminal supports only sixteen colours."""
     quit_help: str = "q quit"
     """First entry of the help line."""
     _top: int = 0
     """Index of the first visible row."""
 
     def page(self, height: int) -> int:
-        """Return the number of rows that fit on a screen of `height` lines."""
+        """Rows that fit on a screen of `height` lines."""
         return max(1, height - _ROOM)
 
     def is_grouped(self, height: int) -> bool:
-        """Whether rows are groups. If the user has chosen nothing, rows are groups if the devices do not
-        fit on the screen."""
+        """Unless the user has chosen, true if the devices do not fit on the screen."""
         by_user = self.selection.grouped
         return len(self.overview.devices) > self.page(height) if by_user is None else by_user
 
     def rows(self, at: float, height: int) -> list[Row]:
-        """Return all rows, filtered and sorted, including rows that do not fit on the screen."""
+        """All rows, filtered and sorted, also those that do not fit."""
         selection, grouped = self.selection, self.is_grouped(height)
         matches = rows(
             self.tally, self.overview.devices, at, grouped=grouped, matching=selection.matching
@@ -108,8 +102,7 @@ class Screen:
         return in_order(matches, selection.sort, reverse=selection.reverse)
 
     def frame(self, at: float, width: int, height: int) -> list[Text]:
-        """Return the screen at device time `at` in seconds. It has `height` lines, each shorter than
-        `width` characters."""
+        """At device time `at`: `height` lines, each shorter than `width` characters."""
         header = self._header(at)
         verdict = self._verdict(width - 1, max(1, height // 3))
         all_rows, page = self.rows(at, height), max(1, self.page(height) + 1 - len(verdict))
@@ -122,7 +115,7 @@ class Screen:
         return lines[:height]
 
     def _visible(self, all_rows: Sequence[Row], page: int) -> Sequence[Row]:
-        """Return a page of rows that includes the selected one."""
+        """A page that includes the selected row."""
         names = [row.name for row in all_rows]
         if self.selection.selected in names:
             index = names.index(self.selection.selected)
@@ -146,7 +139,7 @@ class Screen:
         return [title, Text(facts), Text(f"{quality_of(tally.evaluation)}{self._segments()}")]
 
     def _segments(self) -> str:
-        """Return the use of the segments as text; empty if devices share none."""
+        """Empty if devices share no segment."""
         texts = []
         for name, segment in self.tally.segments.items():
             rates = " ".join(f"{way} {rate(bits)}" for way, bits in segment.rates.items())
@@ -171,12 +164,10 @@ class Screen:
 
     @property
     def _states(self) -> tuple[str, ...]:
-        """States that a device of the run may have."""
         return tuple(state for state in STATES if state != UNPOWERED or self.overview.batteries)
 
     @property
     def _state_width(self) -> int:
-        """Width of the column with the state, in characters."""
         return max(map(len, self._states))
 
     def _time(self, at: float) -> str:
@@ -233,8 +224,7 @@ class Screen:
         return line
 
     def _bar(self, row: Row, at: float, width: int) -> Text:
-        """Return the bar of a row. It shows the device's states over time. For groups, or if the user
-        chose it, it shows the share of each state."""
+        """States over time; for groups, or if the user chose it, the share of each."""
         activities = [self.tally.devices[device].activity for device in row.devices]
         if not row.grouped and not self.selection.stacked:
             cells = activities[0].cells(at, width)
@@ -295,8 +285,7 @@ def _width(columns: Sequence[DeviceFigure]) -> int:
 
 
 def stacked(seconds: dict[str, float], width: int) -> list[ActivityCell | None]:
-    """Return `width` cells, divided among the states in proportion to their seconds (largest remainder
-    method)."""
+    """`width` cells, in proportion to the seconds of each state (largest remainder method)."""
     total = sum(seconds.values())
     if total <= 0:
         return [None] * width
@@ -309,7 +298,6 @@ def stacked(seconds: dict[str, float], width: int) -> list[ActivityCell | None]:
 
 
 def quality_of(evaluation: events.Evaluated | None) -> str:
-    """Format accuracy and loss of an evaluation."""
     if evaluation is None:
         return "accuracy     –  loss     –"
     if isnan(evaluation.accuracy):  # the task has none

@@ -22,12 +22,11 @@ _VERBS: dict[Switching, str] = {Crash(): "kill"}
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An action that the user wants to perform on devices."""
+    """Action that the user wants to perform on devices."""
 
     action: Switching
     devices: tuple[str, ...]
     label: str
-    """Name of the device or group, as shown to the user."""
 
     def __str__(self) -> str:
         return f"{_VERBS.get(self.action, name_of(self.action))} {self.label}"
@@ -35,7 +34,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """Request to close the view."""
+    pass
 
 
 Request = Command | Quit | None
@@ -43,35 +42,27 @@ Request = Command | Quit | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Selection of the user."""
-
     sort: str = ""
-    """Sort order: a key of `rows.SORTS`."""
+    """Key of `rows.SORTS`."""
     reverse: bool = False
-    """Whether the order is reversed."""
     matching: str = ""
-    """Filter: text in the name, group or state of the rows shown."""
+    """Text in the name, group or state of the rows shown."""
     typing: bool = False
-    """Whether the user is typing the filter. If true, keys are added to `matching`."""
+    """True while the user types the filter: keys are added to `matching`."""
     grouped: bool | None = None
-    """Whether rows are groups. None if the user has not chosen: rows are then groups if the devices do
-    not fit on the screen."""
+    """None if the user has not chosen: then true if the devices do not fit on the screen."""
     stacked: bool = False
-    """Whether bars show the share of each state in the last minute. Otherwise they show the states over
-    time."""
+    """Bars show the share of each state in the last minute, else the states over time."""
     selected: str | None = None
-    """Name of the selected row; None if no row is selected."""
     unconfirmed: Command | None = None
-    """Command that waits for the user's confirmation; None if no command waits."""
+    """Waits for the user's confirmation."""
 
 
 def press_key(
     selection: Selection, key: str, rows: Sequence[Row], *, page: int, grouped: bool
 ) -> tuple[Selection, Request]:
-    """Return the selection after `key`, and the user's request; None if the key requests nothing.
-
-    `rows`: all rows. `page`: number of rows on the screen. `grouped`: whether rows are groups.
-    """
+    """Return the new selection and the request, if any. `page`: number of rows on the screen. `grouped`:
+    whether rows are groups."""
     if selection.unconfirmed is not None:
         return replace(selection, unconfirmed=None), selection.unconfirmed if key in ("y", "Y") else None
     if selection.typing:
@@ -129,8 +120,8 @@ def _moved(selection: Selection, rows: Sequence[Row], steps: int) -> str | None:
 
 
 def _command(selection: Selection, key: str, rows: Sequence[Row]) -> tuple[Selection, Request]:
-    """Return the selection and the command for `key`. A command that kills devices needs confirmation,
-    so that a wrong key does not ruin an experiment."""
+    """A command that kills devices needs confirmation, so that a wrong key does not ruin an
+    experiment."""
     row = next((row for row in rows if row.name == selection.selected), None)
     if row is None:
         return selection, None

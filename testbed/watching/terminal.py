@@ -1,8 +1,7 @@
 """Full-screen drawing on a terminal, with single keys as input.
 
-Only differences between frames are written. Each frame is written in one piece. At the end of the
-program, the cursor, the modes and the previous content of the terminal are restored, except after
-SIGKILL.
+Only differences between frames are written, each frame in one piece. At the end of the program, cursor,
+modes and previous content of the terminal are restored, except after SIGKILL.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from testbed.host.signals import uninterrupted
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
-"""Sequence that restores the terminal. The sequence first clears the screen, because some terminals show
-old content in new areas when they are enlarged."""
+"""Restores the terminal. The screen is cleared first, because some terminals show old content in new
+areas when they are enlarged."""
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
-"""Sequences that begin and end a frame. If a terminal supports them, it shows the frame in one step."""
+"""Begin and end of a frame, which terminals that support them show in one step."""
 _REDRAW_INTERVAL_SECONDS = 5.0
 """Seconds after which the whole screen is written again, because another program may have written to the
 terminal."""
@@ -49,7 +48,7 @@ _KEY_TIMEOUT_SECONDS = 0.03
 
 
 class Terminal:
-    """The terminal that `console` writes to. The first `paint` is the first change to the terminal."""
+    """The first `paint` is the first change to the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -65,21 +64,19 @@ class Terminal:
 
     @classmethod
     def for_console(cls, console: Console) -> Self | None:
-        """Return the terminal of `console`; None if the screen cannot be drawn on it. The screen cannot
-        be drawn if `console` does not write to a terminal on standard output, if the terminal does not
-        support drawing, or if the program runs in the background of a shell."""
+        """None if the screen cannot be drawn: `console` does not write to a terminal on standard output,
+        the terminal does not support drawing, or the program runs in the background of a shell."""
         if not console.is_terminal or console.is_dumb_terminal or console.file is not sys.stdout:
             return None
         return None if _own_terminal(console.file) is None else cls(console)
 
     @property
     def size(self) -> os.terminal_size:
-        """Present number of columns and lines."""
         size = os.get_terminal_size(self._out)
         return size if size.columns and size.lines else os.terminal_size((80, 24))
 
     def paint(self, lines: Sequence[Text]) -> None:
-        """Show `lines`. Each line must be at least one column shorter than the screen."""
+        """Each line must be at least one column shorter than the screen."""
         if not _in_foreground(self._out):
             return
         self._start()
@@ -100,8 +97,7 @@ class Terminal:
         self._size = os.terminal_size((0, 0))
 
     def keys(self, timeout: float = 0.0) -> list[str]:
-        """Wait up to `timeout` seconds for a key. Return all pressed keys, as characters or key
-        names."""
+        """Wait up to `timeout` seconds for a key. Return all, as characters or key names."""
         if self._suspended:
             self._suspend()
         if self._in is None or not self.active:
@@ -152,8 +148,8 @@ class Terminal:
         self._suspended = True
 
     def _suspend(self) -> None:
-        """Handle Ctrl-Z: restore the terminal and stop. After the program continues, the next frame is
-        drawn on the terminal again."""
+        """Ctrl-Z: restore the terminal and stop. After the program continues, the next frame is drawn
+        again."""
         self._suspended = False
         self.leave()
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -170,7 +166,7 @@ class Terminal:
 
 
 def _own_terminal(file: IO[str] | None) -> int | None:
-    """Return the descriptor of `file` if it is a terminal that this program may use; otherwise None."""
+    """Descriptor of `file` if it is a terminal that this program may use."""
     try:
         fd = file.fileno() if file else -1
         return fd if os.isatty(fd) and _in_foreground(fd) else None
@@ -179,8 +175,7 @@ def _own_terminal(file: IO[str] | None) -> int | None:
 
 
 def _in_foreground(fd: int) -> bool:
-    """Whether this program runs in the foreground of the terminal `fd`. Only then may it change the
-    terminal's modes."""
+    """Only in the foreground may the program change the terminal's modes."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:  # not the terminal of this session, so there is no foreground to check

@@ -1,7 +1,6 @@
 """`testbed watch`: view of a running or finished run, from its directory.
 
-The view may start and end at any time without effect on the run. The view has a lower CPU priority
-(`nice`) than the run.
+The view may start and end at any time without effect on the run, and has a lower CPU priority (`nice`).
 """
 
 from __future__ import annotations
@@ -26,18 +25,15 @@ _TICK_SECONDS = 0.1
 _STATUS_INTERVAL_SECONDS = 1.0
 """Seconds between two checks of whether the run has ended."""
 _READ_BYTES = 4 * 2**20
-"""Maximum number of bytes of events per read. A long run is read in pieces, so that the view responds to
-keys in between."""
+"""Per read of events: a long run is read in pieces, so that the view responds to keys in between."""
 _NICE = 10
 _MAX_ERROR = 200
-"""Maximum number of characters of the reason why a run failed."""
+"""Characters of the reason why a run failed."""
 
 
 def watch(directory: RunDirectory, console: Console) -> None:
-    """Show the run until the user quits. Without a terminal, show it until the run ends.
-
-    Raises BadInputError, for example if the directory cannot be read.
-    """
+    """Show the run until the user quits, or without a terminal until it ends. Raises BadInputError, for
+    example if the directory cannot be read."""
     with suppress(OSError):
         os.nice(_NICE)
     known = _planned(directory, console)
@@ -61,8 +57,7 @@ def watch(directory: RunDirectory, console: Console) -> None:
 
 
 def _planned(directory: RunDirectory, console: Console) -> Overview:
-    """Wait for the plan of the run, and return its overview. Raises BadInputError if the run ends before
-    it has a plan."""
+    """Wait for the plan. Raises BadInputError if the run ends before it has one."""
     announced = False
     while (known := overview.read(directory)) is None:
         if directory.controller() is None:
@@ -77,7 +72,7 @@ def _planned(directory: RunDirectory, console: Console) -> Overview:
 
 
 def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
-    """Return how the run ended, and its validity. The validity is None if the run was not judged."""
+    """How the run ended, and its validity; None if it was not judged."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
     description = "crashed" if outcome is None else f"ended: {events.end_reason(outcome)}"
     if error := str(manifest.get("error") or ""):
