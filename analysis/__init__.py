@@ -1,2 +1,1 @@
-"""Analysis of run directories: tables, metrics, charts, comparison, report. The package does not import
-`testbed`."""
+"""Tables, metrics, charts, comparison and report of run directories. Does not import `testbed`."""

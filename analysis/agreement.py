@@ -1,5 +1,5 @@
-"""Agreement of two runtimes, such as virtual time and emulation, on the ranking of configurations. The
-module uses neither I/O nor a clock."""
+"""Agreement of two runtimes, such as virtual time and emulation, on the ranking of configurations;
+without I/O and clock."""
 
 from __future__ import annotations
 
@@ -22,46 +22,39 @@ _MIN_CONFIGURATIONS = 3
 same tau as the original, or no tau if one configuration was drawn twice."""
 
 Costs = npt.NDArray[np.float64]
-"""Costs in seconds, or energies in joules. There is one row per configuration or seed, and one column
-for each of the two runtimes."""
+"""Seconds or joules: a row per configuration or seed, a column per runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedConfiguration:
-    """A configuration with what it needed to reach the target, and its ranks. The cost is the time in
-    seconds, or the energy of all devices in joules."""
+    """Configuration with what it needed to reach the target (seconds, or joules of all devices), and its
+    ranks."""
 
     name: str
     virtual_cost: float
-    """Mean over seeds of the cost in virtual time; infinite if a seed did not reach the target."""
+    """Mean over seeds in virtual time; infinite if a seed did not reach the target."""
     real_cost: float
-    """Mean over seeds of the cost in the real runtime; infinite if a seed did not reach the target."""
+    """Mean over seeds in the real runtime; infinite if a seed did not reach the target."""
     virtual_rank: int
-    """Rank in virtual time, from 1. Configurations with equal costs all have the best of the ranks that
-    they share: 1, 2, 2, 4."""
+    """In virtual time, from 1. Equal costs have the best of the ranks that they share: 1, 2, 2, 4."""
     real_rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankAgreement:
-    """Agreement of two runtimes on the ranking of configurations."""
-
     configurations: tuple[RankedConfiguration, ...]
-    """Configurations, in the order of their rank in virtual time."""
     tau: float
-    """Kendall's tau-b. It is 1 if both runtimes have the same order, and −1 if the order is reversed.
-    NaN if all costs are equal in one of the runtimes."""
+    """Kendall's tau-b: 1 for the same order, −1 for the reversed one; NaN if all costs are equal in one
+    of the runtimes."""
     low: float
     """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is no interval."""
     high: float
     """Upper end of the 95% interval; NaN if there is no interval."""
     resampled: Literal["seeds", "configurations"]
-    """Items that the bootstrap resamples: seeds if every configuration has several seeds, otherwise
-    configurations."""
+    """Seeds if every configuration has several, else configurations."""
     swapped: tuple[tuple[str, str], ...]
-    """Pairs of configurations whose order differs between the runtimes. The first of a pair has the
-    lower cost in virtual time, but the higher cost in the real runtime. If the two have equal costs in
-    one runtime, they are not swapped."""
+    """The first of a pair has the lower cost in virtual time, but the higher cost in the real runtime.
+    Equal costs in one runtime are no swap."""
 
 
 def times(
@@ -70,8 +63,7 @@ def times(
     """Return the table for `agreement`, with the times at which the runs reached the accuracy `target`.
 
     `virtual` and `real` have one run for each entry of `configurations`. Costs are interpolated between
-    evaluations. Otherwise times in the same evaluation interval would be equal, or noise would decide
-    their order.
+    evaluations: else times in the same interval would be equal, or noise would decide their order.
     """
     return _table(configurations, virtual, real, lambda run: metrics.crossed(run, "accuracy", target))
 
@@ -79,8 +71,8 @@ def times(
 def energies(
     configurations: Sequence[str], virtual: Sequence[Run], real: Sequence[Run], target: float
 ) -> pd.DataFrame | None:
-    """Return the table for `agreement` with the joules that all devices of a run had consumed when it
-    reached the accuracy `target`. Return None if a run counted no energy. Arguments as in `times`."""
+    """Like `times`, with the joules of all devices until the accuracy `target`; None if a run counted no
+    energy."""
     if any(run.energy.empty for run in (*virtual, *real)):
         return None
 
@@ -105,12 +97,9 @@ def _table(
 
 
 def agreement(costs: pd.DataFrame) -> RankAgreement:
-    """Return the agreement of the two runtimes on the order of the configurations by cost.
-
-    `costs` has a row for each seed of a configuration. Its columns are `configuration`, `virtual_cost`
-    and `real_cost`: seconds or joules to the target in virtual time and in the real runtime. A cost is
-    infinite or NaN if the target was not reached. Raises ValueError for fewer than two configurations.
-    """
+    """`costs` has a row for each seed of a configuration. Its columns are `configuration`,
+    `virtual_cost` and `real_cost`: seconds or joules to the target, infinite or NaN if it was not
+    reached. Raises ValueError for fewer than two configurations."""
     columns = costs[["virtual_cost", "real_cost"]].astype(np.float64).fillna(inf)
     runs = {
         str(name): own.to_numpy(np.float64)
@@ -142,7 +131,7 @@ def agreement(costs: pd.DataFrame) -> RankAgreement:
 
 
 def _ranks(costs: Costs) -> npt.NDArray[np.int64]:
-    """Return the ranks in each runtime, one row per runtime. Equal costs have the same rank."""
+    """One row per runtime. Equal costs have the same rank."""
     ranks: npt.NDArray[np.int64] = 1 + (_signs(costs) > 0).sum(axis=2)
     return ranks
 
@@ -156,10 +145,8 @@ def _signs(costs: Costs) -> npt.NDArray[np.int64]:
 
 
 def _tau(costs: Costs) -> float:
-    """Return Kendall's tau-b; NaN if all costs in one of the runtimes are equal.
-
-    For few configurations, `scipy.stats.kendalltau` takes much longer, and SciPy is slow to import.
-    """
+    """Kendall's tau-b; NaN if all costs in one of the runtimes are equal. For few configurations,
+    `scipy.stats.kendalltau` takes much longer, and SciPy is slow to import."""
     virtual, real = _signs(costs)
     different = np.count_nonzero(virtual) * np.count_nonzero(real)
     if not different:
@@ -171,16 +158,14 @@ Resample = Callable[[np.random.Generator], Costs]
 
 
 def _seeds(runs: list[Costs]) -> Resample:
-    """Return a function that resamples the seeds of each configuration. The function draws the same
-    seeds for both runtimes."""
+    """Resample the seeds of each configuration, the same ones for both runtimes."""
     return lambda random: np.array(
         [own[random.integers(len(own), size=len(own))].mean(axis=0) for own in runs]
     )
 
 
 def _configurations(means: Costs) -> Resample | None:
-    """Return a function that resamples the configurations; None if there are fewer than
-    `_MIN_CONFIGURATIONS`."""
+    """Resample the configurations; None if there are fewer than `_MIN_CONFIGURATIONS`."""
     count = len(means)
     if count < _MIN_CONFIGURATIONS:
         return None
@@ -188,7 +173,7 @@ def _configurations(means: Costs) -> Resample | None:
 
 
 def _interval(resample: Resample | None) -> tuple[float, float]:
-    """Return the 95% interval of tau over resamples; NaN if `resample` is None."""
+    """95% interval of tau; NaN if `resample` is None."""
     if resample is None:
         return nan, nan
     random = np.random.default_rng(0)  # the same result each time

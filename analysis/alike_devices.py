@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEVICES = 1_000_000
-"""Maximum number of devices of a run."""
 
 
 def expand(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return device -> facts. Devices of the same entry share the facts. Raises ValueError if an entry
-    stands for several devices and its name has no number, or if there are more than `MAX_DEVICES`."""
+    """Devices of the same entry share the facts. Raises ValueError if an entry stands for several
+    devices and its name has no number, or for more than `MAX_DEVICES`."""
     if (total := sum(facts.get("count", 1) for facts in entries.values())) > MAX_DEVICES:
         raise ValueError(f"devices: found {total:,}, expected at most {MAX_DEVICES:,}")
     devices: dict[str, Mapping[str, Any]] = {}

@@ -1,5 +1,4 @@
-"""History of one client of a run, in order of time, for troubleshooting. The module uses neither I/O nor
-a clock."""
+"""History of one client, for troubleshooting; without I/O and clock."""
 
 from __future__ import annotations
 
@@ -13,21 +12,17 @@ from agents.texts import quantity
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One event in the history of a client."""
-
     at: float
-    """Device time of the event, in seconds."""
+    """Device time in seconds."""
     what: str
-    """Description of the event."""
 
     def __str__(self) -> str:
         return f"{self.at:10.3f} s  {self.what}"
 
 
 def story(records: Iterable[events.Record], client: str) -> list[Moment]:
-    """Return the history of `client` from the `records` of `events.jsonl`. The history has the client's
-    dispatches, updates, rejections and absences, and the events of the client's device and of the whole
-    run."""
+    """From `events.jsonl`: the client's dispatches, updates, rejections and absences, and the events of
+    its device and of the whole run."""
     moments = [moment for record in records for moment in _moments(record, client)]
     return sorted(moments, key=lambda moment: moment.at)
 

@@ -1,9 +1,7 @@
-"""Columns of the tables of a run: meaning, unit, sign, and the moment from which a cumulative column
-counts.
+"""Columns of the tables of a run: meaning, unit, sign, and from when on a cumulative column counts.
 
-This is the only place with these definitions. Exported Parquet files have them as metadata, and the
-documentation has a page made from them. `tests/analysis/test_columns.py` checks that every column is
-defined here.
+Exported Parquet files have these definitions as metadata, and the documentation has a page made from
+them. `tests/analysis/test_columns.py` checks that every column is defined here.
 """
 
 from __future__ import annotations
@@ -19,12 +17,10 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table."""
-
     meaning: str
-    """Meaning of a value. A value is NaN if it is unknown, or if the run did not record it."""
+    """A value is NaN if it is unknown, or if the run did not record it."""
     unit: str = ""
-    """Unit of the numbers; empty for texts."""
+    """Empty for texts."""
     sign: Literal["", "≥ 0", "any"] = ""
     """Range of the numbers; empty for texts."""
     cumulative: str = ""
@@ -269,8 +265,7 @@ attributes of `load.Run`."""
 
 
 def with_metadata(name: str, table: pd.DataFrame) -> pa.Table:
-    """Return the table called `name` as an Arrow table. The metadata of a column are the fields of its
-    `TableColumn` that are not empty."""
+    """A column's metadata are the fields of its `TableColumn` that are not empty."""
     made = pa.Table.from_pandas(table, preserve_index=False)
     schema = made.schema
     for place, field in enumerate(schema):

@@ -1,5 +1,5 @@
-"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss. The
-module uses neither I/O nor a clock."""
+"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss;
+without I/O and clock."""
 
 from __future__ import annotations
 
@@ -15,78 +15,69 @@ from analysis.metrics import ConfidenceInterval, Cost
 from analysis.names import by_settings, coordinates, distinct
 
 _NAMED = 5
-"""Maximum number of runs or rows that a remark names."""
+"""Runs or rows that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
 """Accuracies that `common_target` chooses from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """Results of runs that differ only in their seed. Results are means. If there are at least three
-    runs, the means have 95% confidence intervals (Student's t)."""
+    """Means of runs that differ only in their seed, with 95% confidence intervals (Student's t) for at
+    least three runs."""
 
     name: str
     settings: Mapping[str, str]
-    """Settings in which the row differs from the other rows: setting -> text (see
-    `names.coordinates`)."""
+    """Settings in which the row differs from others, with their text (`names.coordinates`)."""
     task: str
-    """Name of the group of comparable runs: the task, and if necessary the evaluation and the data (see
-    `by_task`)."""
+    """Group of comparable runs: the task, and if necessary the evaluation and the data (`by_task`)."""
     target: float
-    """Target accuracy, as a share; NaN if there is no target."""
+    """Accuracy as a share; NaN if there is no target."""
     runs: int
     """Number of runs."""
     reached: int
-    """Number of runs that reached the target. If any run missed the target, `time`, `rounds`, `updates`,
-    `bytes` and `energy` have no mean, but a median or a lower bound of the median."""
+    """If any run missed the target, `time`, `rounds`, `updates`, `bytes` and `energy` have no mean, but
+    a median or a lower bound of the median."""
     time: Cost
-    """Seconds of device time until the target was reached, interpolated between evaluations."""
+    """Seconds of device time, interpolated between evaluations."""
     resolution: float
-    """Precision of `time` in seconds: time between the two evaluations around the target (maximum over
-    the runs). NaN if no run reached the target."""
+    """Seconds between the two evaluations around the target (maximum over the runs); NaN if no run
+    reached it."""
     rounds: Cost
-    """Number of aggregations up to the first evaluated model that reached the target."""
+    """Aggregations up to the first evaluated model that reached the target."""
     updates: Cost
-    """Number of applied updates up to the first evaluated model that reached the target."""
+    """Updates applied up to the first evaluated model that reached the target."""
     bytes: Cost
-    """Payload bytes of the updates applied up to the first evaluated model that reached the target.
-    Downloads do not count."""
+    """Payload of the updates applied up to the first evaluated model that reached the target, without
+    downloads."""
     energy: Cost
-    """Joules that all devices together had consumed at the first evaluated model that reached the
-    target. Without values if the runs counted no energy."""
+    """Joules of all devices at the first evaluated model that reached the target. Without values if no
+    energy was counted."""
     accuracy: ConfidenceInterval
-    """Accuracy of the last evaluation, as a share."""
+    """Last evaluation, as a share."""
     loss: ConfidenceInterval
-    """Loss of the last evaluation."""
     valid: int
-    """Number of runs that are valid or simulated."""
+    """Runs that are valid or simulated."""
     not_judged: int
-    """Number of runs whose verdict is `not judged`: some requested value could not be checked."""
+    """Runs of which some requested value could not be checked."""
     repeats: int
-    """Number of runs that a sweep has repeated because they were not valid. The other columns do not
-    include these runs."""
+    """Runs that a sweep has repeated because they were not valid. Other columns do not include them."""
     baseline: str
-    """Name of the row that `speed_up` refers to. That row has the baseline's setting, and otherwise the
-    same settings as this row. Empty if there is no such row."""
+    """Row that `speed_up` refers to: with the baseline's setting, and otherwise the same settings; empty
+    if there is none."""
     speed_up: float
-    """Mean time to the target in the baseline's row ÷ mean time to the target in this row. If a run of
-    the two rows missed the target, it is the ratio of the medians. NaN if a median is unknown, or if
-    there is no baseline."""
+    """Mean time to the target in the baseline's row ÷ that in this row; of medians if a run of the two
+    missed the target. NaN if a median is unknown, or without a baseline."""
 
 
 def slim(run: Run) -> Run:
-    """Return `run` with only the data that this module needs. Many complete runs may not fit into
-    memory."""
+    """Only the data that this module needs: many complete runs may not fit into memory."""
     updates = run.updates[["applied", "applied_version", "bytes"]].copy()
     return replace(run, updates=updates, telemetry=run.telemetry[:0].copy(), parts=run.parts[:0].copy())
 
 
 def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs in groups: name of the group -> runs.
-
-    Runs of a group have the same task, the same data of the task, and the same data for evaluation.
-    Accuracies of different groups are not comparable.
-    """
+    """By name of the group. Its runs have the same task, data of the task, and data for evaluation;
+    accuracies of different groups are not comparable."""
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         task, evaluate = run.topology.get("task"), run.topology.get("evaluate")
@@ -101,7 +92,7 @@ def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """Return the reasons why figures of `runs` are not comparable."""
+    """Reasons why figures of `runs` are not comparable."""
     tasks = by_task(runs)
     reasons = []
     if len(tasks) > 1:
@@ -157,15 +148,13 @@ def _is_finished(run: Run) -> bool:
 
 
 def _ends(run: Run) -> str:
-    """Return the stop conditions of a run as text."""
     stop = run.topology.get("stop")
     conditions = stop if isinstance(stop, dict) else {}
     return ", ".join(f"{name} {value}" for name, value in conditions.items() if value is not None)
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """Return the highest of `TARGETS` that every run reached. If no target was reached by every run,
-    return the highest of `TARGETS` that any run reached. None if no run reached any target."""
+    """Highest of `TARGETS` that every run reached, or else any run; None if no run reached any."""
     best = [float(run.evaluations["accuracy"].max()) for run in runs]
     some = [target for target in TARGETS if any(target <= one for one in best)]
     common = [target for target in some if all(target <= one for one in best)]
@@ -177,12 +166,12 @@ def compare(
 ) -> list[ComparisonRow]:
     """Return one row for each set of runs that differ only in their seed, in the order of `runs`.
 
-    `target`: accuracy (share) whose cost is compared. If it is None, the costs are NaN.
+    `target`: accuracy (share) whose cost is compared; without it, costs are NaN.
 
     `baseline`: name of a row, or text of a setting such as `fedavg` or `lr 0.1`, or several such texts
-    with commas between them. If it is None, each task has its own baseline: the rule of the task's first
-    row. If all rows of the task have this rule, the baseline is the first setting of that row that
-    differs from another row. Raises ValueError if no row of any task has the baseline's setting.
+    with commas between them. If it is None, each task has its own: the rule of its first row, or, if all
+    rows have this rule, the first setting of that row that differs from another row. Raises ValueError
+    if no row of any task has the baseline's setting.
     """
     sets = by_settings(runs)
     made: dict[str, ComparisonRow] = {}
@@ -238,8 +227,7 @@ def _row(
 
 
 def _with_speed_up(rows: Sequence[ComparisonRow], baseline: str | None) -> list[ComparisonRow]:
-    """Return the rows of one task with their `baseline` and `speed_up`. Raises ValueError if no row has
-    the setting `baseline`."""
+    """Rows of one task. Raises ValueError if none has the setting `baseline`."""
     fixed = _baseline_settings(rows, baseline)
     by_place = {tuple(sorted(row.settings.items())): row for row in reversed(rows)}
     bases = [by_place.get(tuple(sorted({**row.settings, **fixed}.items()))) for row in rows]
@@ -278,8 +266,7 @@ def _final(runs: Sequence[Run], figure: Callable[[summary.Headline], float]) -> 
 
 
 def caption(rows: Sequence[ComparisonRow], *, given: bool) -> str:
-    """Return a sentence on what the table of `rows` shows. `given`: whether the user has set the
-    target."""
+    """Sentence on the table of `rows`. `given`: whether the user has set the target."""
     targets = {row.target for row in rows}
     if all(map(isnan, targets)):
         told = "These runs have no test accuracy, so their losses are compared"
@@ -307,7 +294,7 @@ def caption(rows: Sequence[ComparisonRow], *, given: bool) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as percentage, such as `90%` or `97.5%`."""
+    """Text such as `90%` or `97.5%`."""
     return f"{100 * share:.4g}%"
 
 

@@ -1,5 +1,5 @@
 """State of each device over time, from a run's records (updates, unfinished rounds, actions, statuses)
-and telemetry. The module uses neither I/O nor a clock."""
+and telemetry; without I/O and clock."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ _PRECEDENCE = (
     "unfinished",
     "wait",
 )
-"""States in order of precedence. If several states apply at the same moment, the first in this order is
-used."""
+"""First the states that are used if several apply at the same moment."""
 _TYPES: Mapping[str, type[np.generic]] = {
     "device": np.int32,
     "state": np.int8,
@@ -37,7 +36,6 @@ _TYPES: Mapping[str, type[np.generic]] = {
     "end": np.float64,
     "update": np.int64,
 }
-"""Types of the columns of intervals."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),
@@ -47,15 +45,14 @@ _WORK = {
 _TIMES = (*itertools.chain(*_WORK.values()), "masking")
 """Columns of `Run.updates` that states follow from."""
 _MIN_BUSY_SHARE = 0.5
-"""A device that uses at least this fraction of its CPU share counts as training. During transfers, a
-device uses less."""
+"""Fraction of its CPU share from which a device counts as training. During transfers, it uses less."""
 _HELD_AS: dict[Hold, str] = {
     "down": "offline",
     "cut off": "offline",
     "frozen": "paused",
     "unpowered": "unpowered",
 }
-"""State of a device during each kind of hold."""
+"""State during each kind of hold."""
 
 
 def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
@@ -102,14 +99,13 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
 
 
 def _spans(device: object, state: str, begin: object, end: object, update: object = -1) -> pd.DataFrame:
-    """Return a table with one row per interval. `device` is the index of the device in the list of
-    clients. The column `state` has the index of the state in `_PRECEDENCE`."""
+    """One row per interval. `device`: index in the list of clients. The column `state` has the index in
+    `_PRECEDENCE`."""
     columns = {"device": device, "state": _PRECEDENCE.index(state), "begin": begin, "end": end}
     return pd.DataFrame({**columns, "update": update}).astype(_TYPES)
 
 
 def _work(run: Run, since: float) -> list[pd.DataFrame]:
-    """Return the intervals of the work for applied updates."""
     rows = np.flatnonzero(run.updates["arrived"] >= since)
     device = run.updates["client"].cat.codes.to_numpy()[rows]
     order = np.argsort(device, kind="stable")  # in the order of `_flat`, so that it need not sort
@@ -135,8 +131,8 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
 
 
 def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
-    """Return the intervals of rounds without an applied update. If the run has not ended, some of these
-    intervals are inferred from telemetry (`_computing`)."""
+    """Rounds without an applied update; of a run that has not ended, some are inferred
+    (`_computing`)."""
     recorded = run.unfinished
     device = _places(clients, recorded["client"])
     rounds = [_spans(device, "unfinished", recorded["dispatched"], recorded["until"])[device >= 0]]
@@ -144,13 +140,13 @@ def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
 
 
 def _places(clients: pd.Index, names: pd.Series[str]) -> npt.NDArray[np.intp]:
-    """Return the indices of `names` in `clients`; −1 for unknown names."""
+    """Indices of `names` in `clients`; −1 for unknown names."""
     return clients.get_indexer(pd.Index(names.astype(object)))
 
 
 def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """Return the intervals between two samples in which a device was busy after its last update had
-    arrived. A device is busy if it uses at least `_MIN_BUSY_SHARE` of its CPU share."""
+    """Intervals between two samples in which a device used at least `_MIN_BUSY_SHARE` of its CPU share
+    after its last update had arrived."""
     arrived = run.updates.groupby("client", observed=True)["arrived"].max()
     samples = run.telemetry[["device", "at", "cpu"]].sort_values(["device", "at"], kind="stable")
     before = samples.groupby("device", observed=True).shift()
@@ -164,8 +160,7 @@ def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
 
 
 def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """Return the intervals in which devices were offline or paused, according to the records of the
-    aggregator and of the scenario."""
+    """Offline or paused, by the records of the aggregator and of the scenario."""
     changes: list[tuple[float, str, Hold, bool]] = []
     for start in run.starts:
         changes += [(start.at, name, "down", True) for name in start.missing]
@@ -204,15 +199,14 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
 
 
 def _clipped(spans: pd.DataFrame, since: float, until: float) -> pd.DataFrame:
-    """Clip the intervals to the run. Drop intervals that are empty, or whose begin or end is unknown."""
+    """Drop intervals that are empty, or whose begin or end is unknown."""
     begin, end = spans["begin"].clip(since, until), spans["end"].clip(since, until)
     return spans.assign(begin=begin, end=end)[end > begin]  # false for NaN
 
 
 def _flat(spans: pd.DataFrame) -> pd.DataFrame:
-    """Sort the intervals by device and begin, and remove overlaps. At each moment, keep the span of the
-    state that comes first in `_PRECEDENCE`. If there are several spans of that state, keep the one that
-    began last."""
+    """Sort by device and begin. At each moment, keep the span of the state that comes first in
+    `_PRECEDENCE`, and of several the one that began last."""
     spans = _sorted(spans)
     device, begin, end = (spans[name].to_numpy() for name in ("device", "begin", "end"))
     overlaps = (device[1:] == device[:-1]) & (begin[1:] < end[:-1])
@@ -223,7 +217,7 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sorted(spans: pd.DataFrame) -> pd.DataFrame:
-    """Sort the intervals by device and begin. Usually most of them are in this order."""
+    """Sort by device and begin. Usually most intervals are in this order."""
     device, begin = spans["device"].to_numpy(), spans["begin"].to_numpy()
     ahead = device[1:] - device[:-1]
     if ((ahead > 0) | ((ahead == 0) & (begin[1:] >= begin[:-1]))).all():
@@ -232,11 +226,8 @@ def _sorted(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_overlaps(spans: pd.DataFrame) -> pd.DataFrame:
-    """Remove overlaps, as described in `_flat`.
-
-    The function goes through all begins and ends in order of time. For each state, it counts the spans
-    that are open, and tracks which of them began last.
-    """
+    """Remove overlaps as `_flat` describes: go through all begins and ends in order of time, count the
+    open spans of each state, and track which of them began last."""
     count = len(spans)
     rows = np.arange(2 * count, dtype=np.int32)
     at = np.concatenate([spans["begin"], spans["end"]])
@@ -256,8 +247,8 @@ def _without_overlaps(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_waiting(spans: pd.DataFrame, devices: int, since: float, until: float) -> pd.DataFrame:
-    """Fill the time between `spans` with intervals of waiting. Merge adjacent intervals of the same
-    device, state and update."""
+    """Fill the time between `spans` with waiting. Merge adjacent intervals of the same device, state and
+    update."""
     if until <= since:
         return spans
     is_first = np.ones(len(spans) + 1, bool)  # the row after the last one, too

@@ -36,13 +36,12 @@ from analysis import columns, records
 from analysis import manifest as manifests
 
 _MAX_TABLES = 50
-"""Maximum number of tables of one kind of record. If there are more tables, they are concatenated into
-one table."""
+"""Tables of one kind of record, above which they are concatenated into one."""
 _MAX_BYTES = 64 * 2**20
-"""Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
+"""Maximum size of `topology.yaml` and `fidelity.json`."""
 _AFTER_SECONDS = 1.5
-"""Maximum seconds between the end of a run's segment and a sample that still belongs to the segment.
-Samples are one second apart."""
+"""Maximum between the end of a run's segment and a sample that still belongs to it. Samples are one
+second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -131,7 +130,7 @@ class Run:
     """
 
     def __repr__(self) -> str:
-        """Return one line. The default would print the tables, which are long."""
+        """The default would print the tables, which are long."""
         made = f"{quantity(len(self.updates), 'update')} in {quantity(self.versions_made, 'version')}"
         devices = quantity(len(self.devices), "device")
         return f"<run {self.name}: {devices}, {made}, {self.duration:.1f} s>"
@@ -203,7 +202,7 @@ class Follower:
         `records.TELEMETRY`). Up to a quarter more rows may be kept. Older rows are discarded. Raises
         the same errors as `load`."""
         self.rows: Counter[str] = Counter()
-        """Number of rows read so far, by kind of record. Discarded rows are included."""
+        """Read so far, by kind of record, with those that were discarded."""
         self._newest = newest
         self._path = Path(path)
         self._events = records.Tail(self._path / "events.jsonl")
@@ -214,14 +213,13 @@ class Follower:
             events.Acted.event: [records.empty(records.ACTIONS)],
         }
         self._zero: float | None = None
-        """`monotonic_zero` of the newest samples; None before the first sample."""
+        """`monotonic_zero` of the newest samples."""
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
-        """The start of each segment of the run. A resumed run has several segments."""
+        """A resumed run has several segments."""
         self._ended: events.RunEnded | None = None
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
-        """State (inode, size, time of last change) and content of `manifest.json` when it was last read;
-        None before the first reading."""
+        """State (inode, size, time of last change) and content of `manifest.json` when last read."""
         self._manifest()
 
     def read(self) -> dict[str, pd.DataFrame]:
@@ -274,8 +272,8 @@ class Follower:
         )
 
     def _read_new(self) -> Iterator[tuple[str, pa.Table]]:
-        """Read new records and keep them. Yield tables of new rows, each with its kind of record.
-        Starts, ends and actions are kept, but not yielded."""
+        """Keep new records; yield tables of new rows by kind. Starts, ends and actions are not
+        yielded."""
         for found in records.read_events(self._events):
             for kind, table in found.tables.items():
                 self._hold(kind, table)
@@ -299,8 +297,7 @@ class Follower:
                     yield kind, table
 
     def _hold(self, kind: str, table: pa.Table) -> None:
-        """Append `table`. Limit the number of rows. Limit the number of tables, too, because it is slow
-        to concatenate many tables."""
+        """Limits the number of rows, and of tables, because it is slow to concatenate many."""
         self.rows[kind] += table.num_rows
         tables = self._tables[kind]
         tables.append(table)
@@ -318,16 +315,15 @@ class Follower:
         return self._known[1]
 
     def _recorded(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Return samples of energy or of segments with `at` on the run clock. In virtual time they are
+        """Samples of energy or of segments, with `at` on the run clock. In virtual time they are
         recorded in device time."""
         timed = self._in_device_time(samples, manifest)
         has_clock = "monotonic_zero" in manifest or manifests.verdict(manifest) != "simulated"
         return timed if has_clock else timed.assign(at=samples["at"], monotonic=np.nan)
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Return `samples` with `at` on the run clock. In a resumed run, this clock stands still between
-        the segments, and `at` of samples between two segments is NaN. The figures of measured links are
-        converted to device time, too."""
+        """`at` on the run clock. In a resumed run, this clock stands still between the segments, and
+        `at` of samples between them is NaN. Figures of measured links are in device time, too."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
         # Not 0 if the host was rebooted or suspended between two segments.
@@ -349,7 +345,7 @@ class Follower:
 
 
 class _NamedEntry(BaseModel):
-    """A named entry of a topology. Only the fields that this module uses are checked."""
+    """Only the fields that this module uses are checked."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     name: str = "?"
@@ -436,8 +432,7 @@ def _devices(manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _planned(table: pd.DataFrame, column: str, devices: pd.DataFrame) -> pd.DataFrame:
-    """Return `table` with `column` as categorical. The planned devices are the first categories. Names
-    that are not in the plan follow."""
+    """`column` as categorical: the planned devices first, then names that are not in the plan."""
     planned = devices["device"].cat.categories
     others = [name for name in table[column].unique() if name not in planned]
     names = planned.append(pd.Index(others)) if others else planned
@@ -452,7 +447,7 @@ def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> 
 
 
 def _with_energy(updates: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return `updates` with the energy of each update's round; NaN if it was not counted."""
+    """Energy of each update's round; NaN if it was not counted."""
     sent = rounds[rounds["outcome"] == "sent"].drop_duplicates(["client", "dispatch"], keep="last")
     if sent.empty:
         return updates.assign(energy_j=np.nan)
@@ -465,8 +460,7 @@ def _with_energy(updates: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:
-    """Return `parts` with only the last of several evaluations of the same part and version. A restarted
-    aggregator may repeat an evaluation."""
+    """A restarted aggregator may repeat an evaluation; the last one of a part and version stays."""
     return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
 
 
@@ -488,7 +482,7 @@ def _groups(clients: pd.Series[str], devices: pd.DataFrame) -> pd.Categorical:
 
 
 def _topology(path: Path) -> dict[str, Any]:
-    """Return the content of `topology.yaml`; empty if there is no such file yet."""
+    """Empty if there is no such file yet."""
     try:
         with _naming_file(path):
             content = Loader(files.read(path, _MAX_BYTES)).get_single_data()
@@ -520,8 +514,7 @@ def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 @contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
-    """Context that converts errors in the content of the file `path` to a ValueError that names the
-    file."""
+    """Make errors in the content a ValueError that names the file."""
     try:
         yield
     except ValidationError as error:

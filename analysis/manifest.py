@@ -1,5 +1,4 @@
-"""Reading and checking the manifest of a run. The classes of this module define the types of the
-manifest's entries."""
+"""Reading and checking the manifest of a run. The classes define the types of its entries."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from analysis import alike_devices
 _MAX_BYTES = 64 * 2**20
 
 Verdict = Literal["valid", "not valid", "not judged", "simulated"]
-"""Verdict on a run. It is `not judged` if some requested value could not be checked, and `simulated` in
-virtual time, where no host is involved."""
+"""`not judged` if some requested value could not be checked; `simulated` in virtual time, where no host
+is involved."""
 
 _Number = Annotated[float, Field(ge=-1e18, le=1e18)]
 _Positive = Annotated[float, Field(gt=0, le=1e18)]
@@ -27,15 +26,14 @@ _Unix = Annotated[float, Field(ge=0, le=2.5e11)]
 
 
 class _Entries(BaseModel):
-    """A table of the manifest. Every entry may be missing, for example if the run has just started.
-    There may be further entries."""
+    """Every entry may be missing, for example if the run has just started, and there may be others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 class _DeviceEntry(_Entries):
     count: Annotated[int, Field(ge=1, le=alike_devices.MAX_DEVICES)] = 1
-    """Number of devices that the entry stands for (`analysis.alike_devices`)."""
+    """Devices that the entry stands for (`analysis.alike_devices`)."""
     group: str | None = None
     profile: str | None = None
     cpu: _Number | None = None
@@ -88,10 +86,7 @@ class _Manifest(_Entries):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the entries of the manifest in the file `path`. `devices` has an entry for each device.
-
-    Raises the same errors as `read_compact`.
-    """
+    """`devices` has an entry for each device. Raises the same errors as `read_compact`."""
     manifest = read_compact(path)
     if "devices" in manifest:
         try:
@@ -102,8 +97,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_compact(path: Path) -> dict[str, Any]:
-    """Return the entries of the manifest in the file `path`. In `devices`, as in the file, devices that
-    are alike share an entry.
+    """In `devices`, as in the file, devices that are alike share an entry.
 
     Raises OSError if the file cannot be read (FileNotFoundError if it does not exist). Raises ValueError
     that names file and entry if the file is not a manifest or has a newer format.
@@ -122,13 +116,12 @@ def read_compact(path: Path) -> dict[str, Any]:
 
 
 def check_format(path: Path, version: int) -> None:
-    """Raise ValueError that names `path` if the format `version` is newer than this program's."""
+    """Raise ValueError that names `path` if the format is newer than this program's."""
     if version > events.FORMAT:
         raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
 
 
 def verdict(manifest: Mapping[str, Any]) -> Verdict:
-    """Return the verdict of a run, according to its manifest."""
     if (validity := manifest.get("validity")) is None:
         return "simulated" if manifest.get("cpus") is None else "not judged"
     match validity.get("valid"):

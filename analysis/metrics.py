@@ -319,12 +319,9 @@ def window(run: Run) -> int:
 
 
 def _aggregations(run: Run) -> npt.NDArray[np.int64]:
-    """Return the version after each aggregation, in order.
-
-    An aggregation without updates keeps the version. If several aggregations have the same version, the
-    first of them made it. The records may end after the updates of a version but before the record of
-    the version. Such a version counts, too.
-    """
+    """Version after each aggregation, in order. One without updates keeps the version; the first of
+    several with the same version made it. Versions whose record is missing at the end of the records
+    count, too."""
     recorded = run.versions["version"].to_numpy(np.int64)
     begun = np.setdiff1d(run.updates["applied_version"].to_numpy(np.int64), recorded)
     return np.sort(np.concatenate([recorded, begun]))
@@ -408,11 +405,9 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterv
 
 @functools.lru_cache(maxsize=1024)
 def _student_t(freedom: int, level: float) -> float:
-    """Return t with P(|T| ≤ t) = `level` for Student's T with `freedom` degrees of freedom.
-
-    The probability is a finite series in θ = arctan(t/√freedom) (Abramowitz and Stegun, 26.7.3 and
-    26.7.4), which grows with θ and is searched by halves.
-    """
+    """t with P(|T| ≤ t) = `level` for Student's T with `freedom` degrees of freedom: a finite series in
+    θ = arctan(t/√freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4), which grows with θ, and is
+    searched by halves."""
     odd = freedom % 2
 
     def probability(theta: float) -> float:
@@ -429,8 +424,7 @@ def _student_t(freedom: int, level: float) -> float:
 
 
 _MIN_SEEDS = 3
-"""Minimum number of runs for a confidence interval in a table or chart. With two runs, the interval
-would be very wide: Student's t is 12.7."""
+"""With two runs, the interval would be very wide: Student's t is 12.7."""
 
 
 def seed_interval(values: Sequence[float]) -> ConfidenceInterval:

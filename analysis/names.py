@@ -28,20 +28,20 @@ _NAMES = (
     ("label", "begin"),
 )
 _MAX_SETTINGS = 3
-"""Maximum number of settings in a name, unless more are needed to distinguish the runs."""
+"""Settings in a name, unless more are needed to distinguish the runs."""
 _CHOICES = ("scheme", "kind")
-"""Keys that choose the kind of a mapping, as in `partition: {scheme: dirichlet, alpha: 0.1}`. Such a
-mapping is one setting."""
+"""Keys that choose the kind of a mapping, which then is one setting, such as `partition: {scheme:
+dirichlet, alpha: 0.1}`."""
 _SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
-"""Settings that are not shown as settings in a name, because other parts of the name show them."""
+"""Settings that other parts of a name show."""
 
 
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs by short distinct names.
 
-    A name begins with the run's label in a sweep, or with its rule. If needed, it also has the settings
-    that differ, the seed, the runtime, the topology or the start time. If such names do not distinguish
-    all runs, the names of the run directories are used.
+    A name begins with the run's label in a sweep, or with its rule, and has as needed: settings that
+    differ, the seed, the runtime, the topology or the start time. If that does not distinguish all, the
+    names of the run directories are used.
     """
     if (names := _names(runs, _NAMES)) is None:
         names = [run.name for run in runs]
@@ -51,8 +51,8 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ only in their seed. Such runs have the same settings, user code, data files
-    and runtime. Return the sets by short distinct names."""
+    """Sets of runs that differ only in their seed, with the same settings, user code, data files and
+    runtime, by short distinct names."""
     sets: dict[str, list[Run]] = {}
     for run in runs:
         settings = {key: value for key, value in run.topology.items() if key != "seed"}
@@ -66,8 +66,8 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _names(runs: Sequence[Run], choices: Iterable[Sequence[str]]) -> list[str] | None:
-    """Return distinct names of the runs. An entry of `choices` lists the parts of a name. The first
-    entry that makes all names distinct is used. None if no entry makes them distinct."""
+    """`choices`: lists of parts of a name. The first one that makes all names distinct is used; None if
+    there is none."""
     settings = _differing(runs)
     for parts in choices:
         names = [" ".join(filter(None, (_part(run, part, settings) for part in parts))) for run in runs]
@@ -77,11 +77,11 @@ def _names(runs: Sequence[Run], choices: Iterable[Sequence[str]]) -> list[str] |
 
 
 def coordinates(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Return for each run the settings in which it differs from the other runs, as short texts by
-    setting: `{"rule": "fedbuff", "partition": "dirichlet 0.1", "lr": "lr 0.06"}`.
+    """Return for each run the settings in which it differs from the others, as short texts by setting:
+    `{"rule": "fedbuff", "partition": "dirichlet 0.1", "lr": "lr 0.06"}`.
 
-    The key `rule` is always present. Its text is the variant if all runs are variants of a sweep. A
-    setting is left out if it follows from the settings before it.
+    The key `rule` is always present; its text is the variant if all runs are variants of a sweep. A
+    setting that follows from those before it is left out.
     """
     columns: dict[str, list[str]] = {"rule": _heads(runs)}
     settings = _setting_texts(runs)
@@ -100,8 +100,8 @@ def coordinates(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def _heads(runs: Sequence[Run]) -> list[str]:
-    """Return the variant of each run. If a run has no variant, return for each run its rule with the
-    parameters that differ between runs of this rule. Parameters that all rules have are left out."""
+    """Variant of each run, or its rule with the parameters that differ between runs of this rule, but
+    without those that all rules have."""
     variants = [str(run.manifest.get("variant") or "") for run in runs]
     if all(variants):
         return variants
@@ -118,8 +118,7 @@ def _heads(runs: Sequence[Run]) -> list[str]:
 
 
 def _needed(keys: Sequence[tuple[str, ...]], columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the names of the `columns` that distinguish items with equal `keys`. A column is left out
-    if the columns before it already distinguish the same items."""
+    """Names of the `columns` that distinguish items with equal `keys`, if columns before them do not."""
     needed = []
     for name, texts in columns.items():
         longer = [(*key, text) for key, text in zip(keys, texts, strict=True)]
@@ -130,8 +129,8 @@ def _needed(keys: Sequence[tuple[str, ...]], columns: Mapping[str, Sequence[str]
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """Return the settings that differ between the runs, as one text per run: `id(run)` -> text. Settings
-    that follow from the label are left out. The mapping is empty for fewer than two runs."""
+    """Settings that differ between the runs, as text by `id`, without those that follow from the label;
+    empty for fewer than two runs."""
     if len(runs) < 2:
         return {}
     settings = _setting_texts(runs)
@@ -146,8 +145,7 @@ def _differing(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def _setting_texts(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return the settings that differ between the runs: path -> texts, one per run. A text is empty if
-    the run does not have the setting."""
+    """Settings that differ: path -> text per run, empty if the run does not have the setting."""
     leaves = [dict(_leaves(run.topology)) for run in runs]
     known = dict.fromkeys(path for of_run in leaves for path in of_run if path not in _SHOWN_OTHERWISE)
     differing = [path for path in known if len({repr(of_run.get(path)) for of_run in leaves}) > 1]
@@ -164,30 +162,28 @@ def _setting_texts(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return path -> short name. The short names are the last parts of the paths, or the whole paths if
-    the last parts are not distinct."""
+    """Last parts of the paths; whole paths if these are not distinct."""
     last = [path.rpartition(".")[2] for path in paths]
     return dict(zip(paths, last if len(set(last)) == len(last) else paths, strict=True))
 
 
 def _setting_text(name: str, value: Any, others: Sequence[Any]) -> str:
-    """Return a text such as `lr 0.06` or `dirichlet 0.1`. `others`: the values of all runs."""
+    """Text such as `lr 0.06` or `dirichlet 0.1`. `others`: the values of all runs."""
     if (choice := choice_of(value)) is None:
         return f"{name} {_text(value)}"
     return choice_text(value, [other for other in others if choice_of(other) == choice])
 
 
 def choice_of(value: Any) -> str | None:
-    """Return the kind that a mapping names, such as `dirichlet` for `{scheme: dirichlet, alpha: 0.1}`;
-    None if `value` is not such a mapping."""
+    """Kind that a mapping names, such as `dirichlet` for `{scheme: dirichlet, alpha: 0.1}`."""
     if not isinstance(value, Mapping):
         return None
     return next((str(value[key]) for key in _CHOICES if isinstance(value.get(key), str)), None)
 
 
 def choice_text(value: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text such as `dirichlet 0.1` for a mapping that names its kind. `others`: mappings of the
-    same kind, `value` included. Only parameters that differ between these mappings are shown."""
+    """Text such as `dirichlet 0.1`. `others`: mappings of the same kind, `value` included, of which only
+    differing parameters are shown."""
     parameters = [
         {key: inner for key, inner in one.items() if key not in _CHOICES} for one in (value, *others)
     ]
@@ -197,8 +193,7 @@ def choice_text(value: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -
 def _with_parameters(
     name: str, parameters: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return `name` with the parameters that differ from those of `others`. If only one parameter
-    differs, its value is shown without its name."""
+    """Parameters that differ from those of `others`; a single one without its name."""
     differing = _different_leaves(parameters, others)
     if len(differing) == 1:
         return f"{name} {_text(next(iter(differing.values())))}"
@@ -206,8 +201,7 @@ def _with_parameters(
 
 
 def differences(value: Any, others: Sequence[Any]) -> str:
-    """Return a text with the parts of the mapping `value` that differ from those of `others`, such as
-    `after 1s`."""
+    """Text such as `after 1s` for the parts that differ."""
     return ", ".join(f"{path} {_text(leaf)}" for path, leaf in _different_leaves(value, others).items())
 
 
@@ -221,8 +215,8 @@ def _different_leaves(value: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values with their paths, such as `devices.pi.cpu`. An entry of a list is named by its
-    `name`. If it has no name, its index is used. A mapping that names its kind is one value."""
+    """All values with their paths, such as `devices.pi.cpu`. An entry of a list has its `name`, or else
+    its index. A mapping that names its kind is one value."""
     if isinstance(value, Mapping) and choice_of(value) is None:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

@@ -1,5 +1,4 @@
-"""Comparison of runs as a table for a paper: CSV, Markdown, LaTeX. To add a format, add a row to
-FORMATS."""
+"""Comparison as a table for a paper: CSV, Markdown, LaTeX. To add a format, add a row to FORMATS."""
 
 from __future__ import annotations
 
@@ -23,13 +22,12 @@ _LATEX = {
     "<": "$<$",
     "ε": r"$\varepsilon$",
 }
-"""LaTeX commands by the character that they print."""
 
 
 def frame(rows: Sequence[ComparisonRow]) -> pd.DataFrame:
-    """Return the rows with all their figures: the fields of `ComparisonRow`. An interval such as `time`
-    (s) has the columns `time_mean`, `time_low` and `time_high`. A cost also has the columns
-    `time_median` and `time_above`. A setting has a column such as `settings_rule`."""
+    """Fields of `ComparisonRow`. An interval such as `time` (s) has the columns `time_mean`, `time_low`
+    and `time_high`, a cost also `time_median` and `time_above`, a setting one such as
+    `settings_rule`."""
     table = pd.json_normalize([asdict(row) for row in rows], sep="_")
     return table.drop(columns=table.filter(regex="_count$").columns)
 
@@ -67,5 +65,4 @@ FORMATS: Mapping[str, Callable[[Sequence[ComparisonRow], bool], str]] = {
     ".md": _markdown,
     ".tex": _latex,
 }
-"""Suffix of a file's name -> function that makes the content of the file. The parameters are the rows,
-and whether the user has set the target."""
+"""By suffix of the file. Parameters: the rows, and whether the user has set the target."""

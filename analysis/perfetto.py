@@ -1,13 +1,11 @@
-"""Export of a run as a trace file for Perfetto (ui.perfetto.dev), in the JSON trace event format.
+"""Export of a run for Perfetto (ui.perfetto.dev), in Google's "Trace Event Format", which Perfetto reads
+(perfetto.dev/docs/getting-started/other-formats).
 
 Times in the file are device time in microseconds. The aggregator is one process with a track of the
 versions. Each device group is one process, with one thread per device; the slices of a thread are the
 device's states (`device_states.timeline`). An arrow leads from each applied update to its version.
 Counters: CPU use, sending and receiving rate, memory, power and battery of each device, and the model's
 accuracy and loss. Actions on devices and rejected updates are instants.
-
-The format is Google's "Trace Event Format", which Perfetto reads
-(perfetto.dev/docs/getting-started/other-formats).
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ from analysis import device_states
 from analysis.load import Run
 
 _SERVER = 1
-"""Process id of the aggregator. The device groups have the following ids."""
+"""Process id of the aggregator. The groups have the following ones."""
 _MICROSECONDS = 1e6
 _HIDDEN = frozenset({"wait"})
-"""States that have no slice, so that the empty space between slices shows that a device waits."""
+"""States without a slice: empty space shows that a device waits."""
 _COUNTERS = {"cpu": ("CPU", "cores"), "sent": ("sent", "byte/s"), "received": ("received", "byte/s")}
 """Cumulative column of the telemetry -> title and unit of its counter, which shows the growth per
 second."""
 _ENERGY = {"level": ("battery (%)", 100.0), "power": ("power (W)", 1.0)}
-"""Column of the energy samples -> name and scale factor of its counter."""
+"""Column -> name and scale factor of its counter."""
 _UPDATE_FIELDS = ("sequence", "base_version", "applied_version", "staleness", "weight", "loss", "bytes")
-"""Fields of an update that its training slice shows."""
+"""Shown by an update's training slice."""
 
 
 def write(run: Run, path: str | Path) -> Path:
-    """Write the trace of `run` to `path`, compressed with gzip; return the path. Raises OSError."""
+    """Compressed with gzip. Raises OSError."""
     encode = msgspec.json.Encoder().encode
     with gzip.open(path, "wb", compresslevel=3) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -51,7 +49,6 @@ def write(run: Run, path: str | Path) -> Path:
 
 
 def events(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the trace events of `run`."""
     clients = [str(name) for name in run.updates["client"].cat.categories]
     groups = dict(zip(run.devices["device"].astype(str), run.devices["group"].astype(str), strict=True))
     processes = {
@@ -83,7 +80,7 @@ def _names(
 
 
 def _versions(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield a slice of no duration for each version, and the counters of the evaluations."""
+    """Slices of no duration, and the counters of the evaluations."""
     for at, version, updates in run.versions[["at", "version", "updates"]].itertuples(index=False):
         yield {
             "ph": "X",
@@ -102,7 +99,7 @@ def _versions(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _states(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
-    """Yield a slice for each state of each device, and an arrow from each upload to its version."""
+    """A slice for each state, and an arrow from each upload to its version."""
     details = run.updates[list(_UPDATE_FIELDS)].to_dict("records")
     at = {version: time for time, version in run.versions[["at", "version"]].itertuples(index=False)}
     for device, state, begin, end, update in device_states.timeline(run).itertuples(index=False):
@@ -120,8 +117,7 @@ def _states(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, A
 
 
 def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
-    """Yield the counters of the devices' telemetry and energy. Perfetto shows counters per process, so
-    each name begins with the device."""
+    """Telemetry and energy. Perfetto shows counters per process, so each name begins with the device."""
     samples = run.telemetry[run.telemetry["at"] >= 0]
     for device, own in samples.groupby("device", observed=True):
         if (track := tracks.get(str(device))) is None:
@@ -142,8 +138,8 @@ def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str,
 
 
 def _growth(samples: pd.DataFrame, column: str) -> Iterator[tuple[float, float]]:
-    """Yield, for each two consecutive samples, the time of the first one and the growth of `column` per
-    second. A counter restarts from 0 when the device restarts."""
+    """Time of the first of two consecutive samples, and growth per second. A counter restarts from 0
+    when the device restarts."""
     known = samples[["at", column]].dropna()
     rows = list(known.itertuples(index=False))
     for (begin, before), (end, after) in itertools.pairwise(rows):
@@ -154,7 +150,7 @@ def _growth(samples: pd.DataFrame, column: str) -> Iterator[tuple[float, float]]
 
 
 def _instants(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
-    """Yield the actions on devices and the rejected updates."""
+    """Actions on devices and rejected updates."""
     acted = run.scenario[["at", "device", "action", "details"]].itertuples(index=False)
     rejected = run.rejected[["at", "client", "reason"]].itertuples(index=False)
     found = [(at, device, action, {"details": str(details)}) for at, device, action, details in acted]

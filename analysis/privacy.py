@@ -1,5 +1,4 @@
-"""Differential privacy of each client in a run: ε for the δ in the run's topology
-(docs/concepts/privacy.md).
+"""Differential privacy of each client: ε for the δ in the run's topology (docs/concepts/privacy.md).
 
 ε is composed over the client's own participations, with dp-accounting's RDP accountant. Amplification by
 sampling is not claimed, because asynchronous clients decide themselves when they take part.
@@ -23,17 +22,15 @@ from analysis.load import Run
 
 
 def settings(run: Run) -> Mapping[str, Any] | None:
-    """Return `privacy.differential` of the topology (`clip`, `noise`, `at`, `delta`); None if the
-    topology does not have it."""
+    """`privacy.differential` of the topology (`clip`, `noise`, `at`, `delta`)."""
     differential: Mapping[str, Any] | None = (run.topology.get("privacy") or {}).get("differential")
     return differential
 
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(spent: float, delta: float) -> float:
-    """Return ε of a client at δ = `delta`: 0 if `spent` is 0, otherwise NaN if dp-accounting is not
-    installed. `spent`: Σ 1/z_k² over the client's participations, where z_k is the noise multiplier of a
-    participation."""
+    """ε at δ = `delta`: 0 if `spent` is 0, otherwise NaN if dp-accounting is not installed. `spent`: Σ
+    1/z_k² over the client's participations, with noise multipliers z_k."""
     if spent == 0:
         return 0.0
     if importlib.util.find_spec("dp_accounting") is None:
@@ -77,11 +74,8 @@ def participations(run: Run) -> pd.DataFrame:
 
 
 def _of_versions(run: Run) -> pd.DataFrame:
-    """Return a table with one row per client and version.
-
-    Columns: `at`, the time of the version in seconds, and `share`, the total weight of the client's
-    updates ÷ the weight of the version's heaviest update.
-    """
+    """A row per client and version: `at`, the time of the version in seconds, and `share`, the total
+    weight of the client's updates ÷ the weight of the version's heaviest update."""
     updates = run.updates.astype({"client": object})
     heaviest = updates.groupby("applied_version")["weight"].transform("max")
     updates = updates.assign(share=updates["weight"] / heaviest)
@@ -90,8 +84,7 @@ def _of_versions(run: Run) -> pd.DataFrame:
 
 
 def by_device(run: Run) -> pd.Series[float] | None:
-    """Return ε of each client so far; None for a run without differential privacy. The index has the
-    clients in the order of `run.devices`."""
+    """ε of each client so far, in the order of `run.devices`; None without differential privacy."""
     wanted = settings(run)
     if wanted is None:
         return None
@@ -101,8 +94,7 @@ def by_device(run: Run) -> pd.Series[float] | None:
 
 
 def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the highest ε of any client at each row of `run.evaluations`. All values are NaN for a run
-    without differential privacy."""
+    """Highest ε of any client at each row of `run.evaluations`; NaN without differential privacy."""
     wanted, at = settings(run), run.evaluations["at"].to_numpy()
     if wanted is None:
         return np.full(len(at), math.nan)
@@ -114,8 +106,7 @@ def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def record(run: Run) -> dict[str, Any] | None:
-    """Return the entry for the manifest, which has δ and the ε of each client; None for a run without
-    differential privacy."""
+    """Entry for the manifest: δ and the ε of each client; None without differential privacy."""
     wanted, found = settings(run), by_device(run)
     if wanted is None or found is None:
         return None

@@ -1,11 +1,9 @@
 """Conversion of blocks of JSON lines to columns, to load and to follow a run.
 
-Arrow's JSON reader parses a block with all kinds of record. The block is then split by kind. If Arrow
-fails (invalid line, newer format), the block is parsed line by line. This is slow, but finds the line
-with the error.
-
-Blocks that do not look like lines of objects are also parsed line by line, because Arrow's reader
-crashes the process if a line is `null`.
+Arrow's JSON reader parses a block with all kinds of record, which is then split by kind. If Arrow fails
+(invalid line, newer format), the block is parsed line by line. This is slow, but finds the line with the
+error. So are blocks that do not look like lines of objects: Arrow's reader crashes the process if a line
+is `null`.
 """
 
 from __future__ import annotations
@@ -29,15 +27,14 @@ from agents import events
 from agents.disk import files
 
 BLOCK = 1 << 24
-"""Bytes that are read per block. The size of a block limits the memory that is needed in addition to the
-tables."""
+"""Bytes per block, which limit the memory beside the tables."""
 _TEXTS = ("reason", "message", "details", "chosen", "added", "removed")
-"""Fields whose strings are rarely repeated. Other string fields become categoricals."""
+"""Strings that are rarely repeated. Others become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 
 
 def _schema_of(kinds: Iterable[str]) -> pa.Schema:
-    """Return the columns for records of `kinds`; kinds that are not in `SCHEMAS` have none."""
+    """Kinds that are not in `SCHEMAS` have no columns."""
     schemas = [SCHEMAS[kind] for kind in SCHEMAS if kind in kinds]
     return pa.unify_schemas([pa.schema([("event", pa.string())]), *schemas])
 
@@ -62,33 +59,28 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.Note,
     )
 }
-"""Kinds of record that become tables: kind -> columns. Other kinds do not become tables, because their
-records are few, and contain lists and maps."""
+"""Kinds that become tables. Other records are few, and contain lists and maps."""
 ACTIONS = pa.schema(
     dict.fromkeys(("at", "lateness"), _TYPES["float"])
     | dict.fromkeys(("device", "source", "action", "details"), _TYPES["str"])
 )
-"""Columns for `events.Acted`. The column `details` is the whole action as JSON."""
+"""`details` is the whole action as JSON."""
 _KIND = re.compile(rb'{"event":"([a-z_]+)"')
 """Start of a line as the aggregator writes it."""
 _PARSED_AT_ONCE = 2
-"""Number of blocks that are parsed at the same time."""
+"""Blocks."""
 
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
 PROBED = ("up", "down", "rtt", "jitter", "loss")
 DURATIONS = ("seconds", "throttled", "up_busy", "down_busy")
 """Columns of `TELEMETRY` with seconds of the host. CPU seconds are the same in device time."""
 ENERGY_FIGURES = ("consumed", "transferred", "power", "level", "supplied", "charging")
-"""Numbers of `agents.wire.messages.EnergyFigures`."""
 _COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
-"""Columns of samples and probes: the device, the time on the host's monotonic clock, and the Unix time
-at which that clock was 0 in the segment of the run.
-
-`monotonic_zero` is on a separate line at the start of each segment. Older runs do not have this line.
-"""
+"""Device, time on the host's monotonic clock, and Unix time at which that clock was 0 in the segment of
+the run. `monotonic_zero` is on a line of its own at the start of each segment, but not in older runs."""
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
-"""`_QUEUES`: direction of a link -> field of a sample that describes the use of the queue in this
-direction. `_CARRIED`: fields of `agents.wire.messages.QueueUse`."""
+"""`_QUEUES`: direction -> field of a sample with the use of its queue. `_CARRIED`: fields of
+`agents.wire.messages.QueueUse`."""
 _SAMPLE = pa.schema(
     _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]
@@ -97,8 +89,8 @@ _SAMPLE = pa.schema(
     + [("energy", pa.struct([(name, pa.float64()) for name in ENERGY_FIGURES]))]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
-"""A closing brace that neither ends the block, nor is followed by the next object or by the rest of an
-outer object. In lines of objects, this pattern occurs only inside strings."""
+"""Closing brace that neither ends the block, nor is followed by the next object or by the rest of an
+outer object. In lines of objects, it occurs only inside strings."""
 SAMPLES = pa.schema(
     _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]
@@ -115,15 +107,14 @@ NETWORK = pa.schema(
         ("bytes", pa.float64()),
     ]
 )
-"""Columns of the use of segments. There is a row per segment, direction and device; `device` is empty
-for background traffic."""
+"""A row per segment, direction and device, which is empty for background traffic."""
 TELEMETRY: Mapping[str, pa.Schema] = {
     "telemetry": SAMPLES,
     "probe": PROBES,
     "energy_sample": ENERGY,
     "network": NETWORK,
 }
-"""Kinds of line in `telemetry.jsonl` that become tables: kind -> columns."""
+"""Kinds of line in `telemetry.jsonl` that become tables."""
 
 
 def _figures(name: str, names: Sequence[str]) -> Any:
@@ -141,12 +132,12 @@ _Sample = msgspec.defstruct(
         ("energy", _figures("energy", ENERGY_FIGURES) | None, None),
     ],
 )
-"""Type of a sample, with the fields of `_SAMPLE`. Other fields are ignored."""
+"""Fields of `_SAMPLE`; others are ignored."""
 _SAMPLES = msgspec.json.Decoder(_Sample)
 
 
 class _UsedSegment(msgspec.Struct):
-    """Use of a segment in one direction, as in `agents.wire.messages.SegmentUse`."""
+    """One direction, as in `agents.wire.messages.SegmentUse`."""
 
     segment: str
     way: str
@@ -155,7 +146,7 @@ class _UsedSegment(msgspec.Struct):
 
 
 class _UseLine(msgspec.Struct):
-    """Use of the segments, as in `agents.wire.messages.NetworkUse`. Other fields are ignored."""
+    """Like `agents.wire.messages.NetworkUse`; other fields are ignored."""
 
     at: float
     seconds: float
@@ -167,25 +158,25 @@ _USES = msgspec.json.Decoder(_UseLine)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """Records of some lines of `events.jsonl`."""
+    """Some lines of `events.jsonl`."""
 
     tables: Mapping[str, pa.Table]
     """Tables by kind of record (`SCHEMAS`). Kinds without rows are left out."""
     others: tuple[events.Record, ...]
-    """Records of other kinds (starts, end, actions), in order."""
+    """Other kinds (starts, end, actions), in order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lines:
-    """Complete lines of a file."""
+    """Complete lines."""
 
     text: bytes
     before: int = 0
-    """Number of lines of the file that come before."""
+    """Lines of the file that come before."""
 
 
 class Tail:
-    """Reader of a file of lines that grows. If the last line is incomplete, a later call reads it."""
+    """Reader of lines of a growing file. An incomplete last line is left to a later call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -193,8 +184,7 @@ class Tail:
         self._offset = 0
 
     def blocks(self) -> Iterator[Lines]:
-        """Yield, in blocks, the lines that were completed since the last call. Yield nothing if there is
-        no file."""
+        """Lines that were completed since the last call; nothing if there is no file."""
         while block := self._next():
             lines = Lines(block, self._lines)
             self._offset += len(block)
@@ -216,8 +206,8 @@ class Tail:
 
 
 def read_events(tail: Tail) -> Iterator[Block]:
-    """Yield the new records of `tail`, block by block. Two blocks are parsed at the same time, because
-    a part of the work on each block is done by one core. Raises the errors of `parse_events`."""
+    """Two blocks are parsed at the same time, because a part of the work on each is done by one core.
+    Raises the errors of `parse_events`."""
     parsed: deque[Future[Block]] = deque()
     with ThreadPoolExecutor(_PARSED_AT_ONCE) as pool:
         for lines in tail.blocks():
@@ -229,8 +219,7 @@ def read_events(tail: Tail) -> Iterator[Block]:
 
 
 def parse_events(path: Path, lines: Lines) -> Block:
-    """Return the records of `lines`, which are lines of the file `path`. Raises ValueError that names
-    the line if a record is invalid."""
+    """Raises ValueError that names the line of `path` if a record is invalid."""
     try:
         return _fast(lines.text)
     except pa.ArrowInvalid:
@@ -238,9 +227,8 @@ def parse_events(path: Path, lines: Lines) -> Block:
 
 
 def parse_samples(block: bytes, zero: float | None) -> tuple[dict[str, pa.Table], float | None]:
-    """Return the tables of `block` by kind (`TELEMETRY`), and `monotonic_zero` at the end of the block.
-    `zero` is `monotonic_zero` at the start of the block. A line that is not a sample is ignored. A crash
-    can leave such a line."""
+    """Return the tables by kind (`TELEMETRY`), and `monotonic_zero` at the end of the block; `zero` is
+    that at its start. Lines that are no samples, as a crash can leave, are ignored."""
     try:
         table = _read(block, _SAMPLE)
     except pa.ArrowInvalid:
@@ -266,7 +254,7 @@ def parse_samples(block: bytes, zero: float | None) -> tuple[dict[str, pa.Table]
 
 
 def _network(block: bytes, zero: float | None) -> pa.Table:
-    """Return the rows of `NETWORK` in `block`. `zero`: `monotonic_zero`; None if it is unknown."""
+    """Rows of `NETWORK`. `zero`: `monotonic_zero`, if known."""
     rows = []
     for line in block.splitlines() if b'"segments"' in block else ():
         try:
@@ -284,8 +272,7 @@ def _network(block: bytes, zero: float | None) -> pa.Table:
 
 
 def _nested(table: pa.Table, name: str, schema: pa.Schema) -> pa.Table:
-    """Return the rows of `table` that have a struct in the column `name`, with the struct's fields as
-    columns."""
+    """Rows with a struct in the column `name`, with its fields as columns."""
     rows = table.filter(table[name].is_valid())
     common = {column: rows[column] for column, _ in _COMMON}
     own = {
@@ -295,7 +282,7 @@ def _nested(table: pa.Table, name: str, schema: pa.Schema) -> pa.Table:
 
 
 def _sample(line: bytes) -> dict[str, Any] | None:
-    """Parse a row of `_SAMPLE`; None if the line is not a sample."""
+    """Row of `_SAMPLE`; None if the line is no sample."""
     try:
         return dict(msgspec.to_builtins(_SAMPLES.decode(line)))
     except (ValueError, RecursionError):
@@ -303,12 +290,10 @@ def _sample(line: bytes) -> dict[str, Any] | None:
 
 
 def empty(schema: pa.Schema) -> pa.Table:
-    """Return a table without rows that has the columns of `schema`."""
     return _encoded(schema.empty_table())
 
 
 def actions(acted: Sequence[events.Acted]) -> pa.Table:
-    """Return a table of actions on devices."""
     rows = [
         {
             "at": one.at,

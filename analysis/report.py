@@ -32,16 +32,15 @@ from analysis.names import by_settings, distinct
 
 _USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time", "battery-over-time", "power-over-time")
 _ONE_TASK = ("time-to-accuracy", "target-reached")
-"""Charts that are drawn only if all runs have the same task."""
+"""Charts that need the same task of all runs."""
 _CHARTS = ("accuracy", "accuracy-by-energy", "loss", "accuracy-by-class", "accuracy-by-group",
            "loss-by-device", *_ONE_TASK, "devices", "staleness-histogram",
            "staleness", "contributions", "participation", *_USAGE, "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions", "participation", *_USAGE)
-"""Charts that have much data, or a lane or bar per run. They show at most `_MAX_RUNS_WITH_LANES`
-runs."""
+"""Charts with much data, or a lane or bar per run, for at most `_MAX_RUNS_WITH_LANES` runs."""
 _MAX_RUNS_WITH_LANES = 8
 _ROWS = 60
-"""Maximum number of rows of a table. If there are more devices, the table shows groups instead."""
+"""Rows of a table; of more devices, the groups are shown."""
 _FIGURES = {"cpu": ("cpu (cores)", 1.0), "up": ("up (Mbit/s)", 1e-6), "down": ("down (Mbit/s)", 1e-6),
             "rtt": ("rtt (ms)", 1e3), "jitter": ("jitter (ms)", 1e3),
             "loss": ("loss (%)", 100.0)}  # fmt: skip
@@ -53,12 +52,12 @@ class _ReportTable:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
-    """Number of columns, from the left, that contain words and are aligned left."""
+    """Columns from the left with words, aligned left."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
-    """Return the page. `target` is the accuracy (share) whose cost is compared. If `target` is None, the
-    highest accuracy that all runs of a task reached is used."""
+    """`target`: accuracy (share) whose cost is compared; None for the highest that all runs of a task
+    reached."""
     charts = _charts(runs, target)
     figures = [screen.draw(replace(chart, remarks=())).figure for chart in charts]
     for drawn in figures:  # transparent, so that the page's background shows, light or dark
@@ -86,8 +85,7 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
 
 
 def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str, _ReportTable]]:
-    """Yield a caption and a table for each task. The table compares what the runs needed to reach the
-    target."""
+    """Caption and table for each task, of what the runs needed to reach the target."""
     tasks = comparison.by_task(runs)
     for task, own in tasks.items():
         reached = target or comparison.common_target(own)
@@ -98,7 +96,7 @@ def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[st
 
 
 def _charts(runs: Sequence[Run], target: float | None) -> list[Chart]:
-    """Return the charts that have something to show. `target`: as in `html`."""
+    """Charts that have something to show. `target`: as in `html`."""
     several = len(comparison.by_task(runs)) > 1
     names = [name for name in _CHARTS if not (several and name in _ONE_TASK)]
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
@@ -109,7 +107,7 @@ def _charts(runs: Sequence[Run], target: float | None) -> list[Chart]:
 
 
 def _new_keys(charts: Sequence[Chart]) -> Iterator[tuple[str, ...]]:
-    """Yield the key of each chart. The key is empty if an earlier chart has the same key."""
+    """Empty if an earlier chart has the same key."""
     seen: set[tuple[str, ...]] = set()
     for chart in charts:
         yield () if chart.key in seen else chart.key
@@ -171,8 +169,7 @@ def _devices(run: Run) -> _ReportTable:
 
 
 def _participation(run: Run) -> _ReportTable:
-    """Return the table of participation: how evenly the devices contributed, and the staleness of their
-    updates. The table is empty if the run has no updates."""
+    """How evenly the devices contributed, and the staleness of their updates; empty without updates."""
     if run.updates.empty:
         return _ReportTable("", (), ())
     given, bias = metrics.contributions(run), metrics.bias(run)
@@ -190,8 +187,7 @@ def _participation(run: Run) -> _ReportTable:
 
 
 def _parts(run: Run, part: str) -> _ReportTable:
-    """Return the last evaluation by class or device. If there are many classes or devices, return
-    only the best and the worst."""
+    """Last evaluation by class or device; of many, only the best and the worst."""
     last = summary.last_parts(run, part)
     shown = last if len(last) <= _ROWS else pd.concat([last.head(_ROWS // 2), last.tail(_ROWS // 2)])
     rows = [
@@ -205,8 +201,7 @@ def _parts(run: Run, part: str) -> _ReportTable:
 
 
 def _fidelity(run: Run) -> _ReportTable:
-    """Return one row per requested figure of a device. If there are many rows, return only the
-    worst row of each figure in each group."""
+    """One row per requested figure of a device; of many, only the worst of each figure in each group."""
     requested = run.fidelity[run.fidelity["asked"].notna()]
     if len(requested) > 4 * _ROWS:
         worst = requested["error"].abs().fillna(0.0)

@@ -1,4 +1,4 @@
-"""Summary of a run: one line per device, and a headline. The functions use only a `Run`."""
+"""Summary of a run: one line per device, and a headline."""
 
 from __future__ import annotations
 
@@ -23,45 +23,42 @@ SHARES = ("busy", "transfer", "idle", "paused", "offline")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """Main results of a run. Accuracy and loss are on the test set; NaN if the run was never
-    evaluated."""
+    """Accuracy and loss are on the test set; NaN if the run was never evaluated."""
 
     rule: str
-    """Name of the rule."""
     versions: int
-    """Number of global models made, without the initial model."""
+    """Global models made, without the initial one."""
     updates: int
-    """Number of updates applied."""
+    """Applied updates."""
     dropped: int = 0
-    """Number of updates that arrived but were not applied. Duplicates do not count."""
+    """Updates that arrived but were not applied. Duplicates do not count."""
     duration: float
-    """Duration of the run in seconds of device time."""
+    """Seconds of device time."""
     accuracy: float
-    """Accuracy of the last evaluation, as a share."""
+    """Last evaluation, as a share."""
     loss: float
-    """Loss of the last evaluation."""
+    """Last evaluation."""
     best_accuracy: float
-    """Highest accuracy of any evaluation, as a share."""
+    """Highest of all evaluations, as a share."""
     evaluated: bool = True
-    """Whether the run was ever evaluated."""
     has_loss: bool = True
-    """Whether any evaluation has a loss. A Flower app may report no loss."""
+    """A Flower app may report no loss."""
     perplexity: float = nan
-    """Perplexity of the last evaluation; NaN if the task has no perplexity."""
+    """Last evaluation; NaN if the task has none."""
     ended: str | None
-    """Reason why the run ended; None if the run has not ended."""
+    """Why the run ended; None if it has not."""
 
     @property
     def applied(self) -> str:
-        """Text such as `9 updates in 3 versions`. If updates were dropped, the text also has their
-        number."""
+        """Text such as `9 updates in 3 versions`, with the number of dropped updates if there are
+        any."""
         dropped = f", {self.dropped:,} dropped" if self.dropped else ""
         return f"{quantity(self.updates, 'update')} in {quantity(self.versions, 'version')}{dropped}"
 
     @property
     def quality(self) -> str:
-        """Text such as `accuracy 91.5% (best 92.0%), loss 0.31`. For a task without accuracy, the text
-        has only the loss. For a language task, it also has the perplexity."""
+        """Text such as `accuracy 91.5% (best 92.0%), loss 0.31`; without accuracy if the task has none,
+        with the perplexity of a language task."""
         perplexity = "" if isnan(self.perplexity) else f", perplexity {self.perplexity:.4g}"
         if not isnan(self.accuracy):
             best = f"(best {self.best_accuracy:.1%})"
@@ -74,7 +71,6 @@ class Headline:
 
 
 def headline(run: Run) -> Headline:
-    """Return the main results of `run`."""
     evaluations = run.evaluations
     last = evaluations.iloc[-1] if len(evaluations) else {"accuracy": np.nan, "loss": np.nan}
     return Headline(
@@ -94,8 +90,8 @@ def headline(run: Run) -> Headline:
 
 
 def unused_devices(run: Run) -> str:
-    """Return a sentence on the devices of which updates arrived, but none was applied, such as those
-    that are always above `bounds.staleness`; empty if there are none."""
+    """Sentence on devices of which updates arrived, but none was applied, such as those that are always
+    above `bounds.staleness`; empty if there are none."""
     applied = {*map(str, run.updates["client"].unique())}
     client, reason = (run.rejected[name].astype(str) for name in ("client", "reason"))
     unused = run.rejected[~client.isin(applied) & ~reason.str.startswith("duplicate")]
@@ -107,20 +103,19 @@ def unused_devices(run: Run) -> str:
 
 
 def last_parts(run: Run, part: str) -> pd.DataFrame:
-    """Return the last evaluation by `part` (`class` or `device`), with the lowest loss first. The spread
-    of the losses shows how unequally the model fits the parts."""
+    """`part`: `class` or `device`. The lowest loss comes first; the spread shows how unequally the model
+    fits the parts."""
     evaluations = run.parts[run.parts["part"] == part]
     last: pd.DataFrame = evaluations[evaluations["version"] == evaluations["version"].max()]
     return last.sort_values("loss", kind="stable")
 
 
 def verdict(run: Run) -> Verdict:
-    """Return the verdict in the manifest of `run`."""
     return manifest.verdict(run.manifest)
 
 
 def verdicts(runs: Iterable[Run]) -> dict[Verdict, int]:
-    """Return the number of `runs` with each verdict. Verdicts that no run has are left out."""
+    """Verdicts that no run has are left out."""
     count = Counter(map(verdict, runs))
     return {one: count[one] for one in get_args(Verdict) if count[one]}
 
@@ -178,17 +173,16 @@ def devices(run: Run) -> pd.DataFrame:
 
 
 def _common(profiles: pd.Series) -> object:
-    """Return the value that all `profiles` have, or `drawn` if they differ."""
+    """Value that all have, or `drawn` if they differ."""
     return profiles.iloc[0] if profiles.nunique(dropna=False) == 1 else "drawn"
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
-    """Aggregate the rows of `devices` by group, and return a table indexed by group.
+    """Aggregate the rows of `devices`; return a table indexed by group.
 
-    The table has the sums of `updates`, `share`, `energy` and `power_offs`, and the maximum of
-    `epsilon`. It has the means of `staleness` (over the updates) and of `SHARES` (over the devices).
-    `profile` is `drawn` if the devices have different profiles. The column `count` has the number of
-    devices.
+    It has the sums of `updates`, `share`, `energy` and `power_offs`, the maximum of `epsilon`, and the
+    means of `staleness` (over the updates) and of `SHARES` (over the devices). `profile` is `drawn` if
+    the devices have different ones. `count`: number of devices.
     """
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     table = weighted.groupby("group", sort=False).agg(

@@ -1,4 +1,4 @@
-"""Export of several runs as files: the tables of each run in its own folder, and a table of the runs."""
+"""Export of several runs as files: the tables of each in its own folder, and a table of the runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def export_runs(
 ) -> Iterator[Path]:
     """Write `<folder>/<run>/<table>.<form>` for each run, and then `<folder>/runs.<form>`.
 
-    `runs.<form>` has one row per run. The column `run` has the name of the run's folder. Each file is
-    yielded after it was written. Raises ValueError for another value of `form`, and OSError if a file
-    cannot be written.
+    `runs.<form>` has one row per run; `run` is the name of its folder. Files are yielded when they are
+    written. Raises ValueError for another `form`, and OSError if a file cannot be written.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -38,8 +37,8 @@ def export_runs(
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """Return the run's settings and results (`summary.Headline`). `changes`: the settings that a sweep
-    has changed, as JSON; None if the run is not part of a sweep."""
+    """Settings and results (`summary.Headline`). `changes`: settings that a sweep has changed, as
+    JSON."""
     manifest = run.manifest
     changes = manifest.get("changes")
     return {

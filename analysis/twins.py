@@ -1,5 +1,5 @@
-"""Comparison of a run with the run of its twin, whose devices have the first run's measured figures. The
-module uses neither I/O nor a clock."""
+"""Comparison of a run with that of its twin, whose devices have the first run's measured figures;
+without I/O and clock."""
 
 from __future__ import annotations
 
@@ -17,25 +17,21 @@ from analysis.load import Run
 
 @dataclass(frozen=True, slots=True)
 class TwinRow:
-    """A figure of a run and of its twin."""
-
     name: str
-    """Meaning of the figure, with its unit."""
+    """Meaning, with the unit."""
     original: float
-    """Value in the original run; NaN if it is unknown."""
+    """NaN if unknown."""
     twin: float
-    """Value in the twin's run; NaN if it is unknown."""
+    """NaN if unknown."""
 
     @property
     def difference(self) -> float:
-        """Difference of the twin as a share of the original; NaN if either value is unknown, or if the
-        original is 0."""
+        """Share of the original; NaN if a value is unknown, or the original is 0."""
         return self.twin / self.original - 1 if self.original else nan
 
 
 def figures(original: Run, twin: Run, target: float | None) -> Iterator[TwinRow]:
-    """Yield the figures of the whole runs. `target`: accuracy (share) to reach; None for no time to a
-    target."""
+    """Whole runs. `target`: accuracy (share) to reach; None for no time to a target."""
 
     def row(name: str, first: float, second: float) -> TwinRow:
         first, second = (float(value) if isfinite(value) else nan for value in (first, second))
@@ -58,10 +54,9 @@ def figures(original: Run, twin: Run, target: float | None) -> Iterator[TwinRow]
 
 
 def of_devices(original: Run, twin: Run) -> pd.DataFrame:
-    """Return a table with one row per device of the original run. Columns: `device`; `updates`,
-    `staleness` (mean, in versions), `round` (mean seconds from the dispatch to the arrival of the
-    update), each for the original and, with `twin_` in front, for the twin. NaN if there is no update.
-    """
+    """A row per device of the original run: `device`; `updates`, `staleness` (mean, in versions),
+    `round` (mean seconds from the dispatch to the arrival of the update), each for the original and,
+    with `twin_` in front, for the twin. NaN if there is no update."""
     table = pd.DataFrame({"device": [str(name) for name in original.devices["device"]]})
     for prefix, run in (("", original), ("twin_", twin)):
         updates = run.updates.assign(round=run.updates["arrived"] - run.updates["dispatched"])
@@ -74,9 +69,8 @@ def of_devices(original: Run, twin: Run) -> pd.DataFrame:
 
 
 def device_ranks(original: Run, twin: Run, table: pd.DataFrame) -> RankAgreement | None:
-    """Return the ranks of the devices by seconds of the run per update, as `agreement` returns them,
-    with the twin in place of virtual time. None for fewer than two devices. `table`: result of
-    `of_devices`."""
+    """Ranks of devices by seconds of the run per update, as `agreement` returns them, with the twin in
+    place of virtual time. None for fewer than two devices. `table`: result of `of_devices`."""
     if len(table) < 2:
         return None
     counts = table[["twin_updates", "updates"]].to_numpy(np.float64)

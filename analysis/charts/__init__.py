@@ -1,11 +1,11 @@
-"""Charts of runs. Each chart is a function from runs to a `Chart`, which is then drawn for print
-or for the screen.
+"""Charts of runs. Each is a function from runs to a `Chart`, which is then drawn for print or the
+screen.
 
     paper.draw(CHARTS["accuracy"]([run])).savefig("accuracy.pdf")   # matplotlib
     drawn = screen.draw(CHARTS["accuracy"]([run]))                  # Bokeh: drawn.figure
     drawn.update(CHARTS["accuracy"]([run]))                         # later, with more data
 
-There is one module per kind of chart. `chart` defines what a chart is; `paper` and `screen` draw it.
+`chart` defines what a chart is; `paper` and `screen` draw it; each other module has one kind.
 """
 
 from __future__ import annotations

@@ -25,16 +25,14 @@ from analysis.load import Run
 from analysis.names import distinct
 
 _MAX_MARKS = 30
-"""Maximum number of marks, so that the chart stays readable."""
 _AXIS_CHARACTERS = 70
-"""Number of characters that fit above a plot of the usual width."""
+"""Characters that fit above a plot of the usual width."""
 _KINDS, _NAMED = 4, 2
-"""Maximum number of kinds of action that a mark lists, and maximum number of devices that a mark names
-for each kind. If there are more kinds, the mark ends with their number (`and 2 more`). If there are more
-devices, the mark has the number of all devices (`4 devices`)."""
+"""Kinds of action that a mark lists, and devices that it names for each. Others are counted: `and 2
+more`, `4 devices`."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
-"""Factor and unit to show the value of each field of a link."""
+"""Factor and unit of each field of a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +45,34 @@ class _MarkedAction:
 
 @dataclass(frozen=True, slots=True)
 class ActionMark:
-    """A mark on the time axis, for actions at about the same time."""
+    """Actions at about the same time."""
 
     at: float
-    """Time of the first action, in seconds of device time."""
+    """First action, in seconds of device time."""
     what: str
-    """Description such as `crash pi-1; link up 100 kbit/s 4 devices`. If not all runs of the chart have
-    the actions, the text names the runs that have them: `fedavg: crash pi-1`."""
+    """Description such as `crash pi-1; link up 100 kbit/s 4 devices`, or `fedavg: crash pi-1` if not all
+    runs have it."""
     run: Run | None
-    """The run with these actions; None if several runs have these actions, or if the chart has only one
-    run."""
+    """None if several runs have these actions, or if the chart has only one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionMarks:
-    """The marks of a chart."""
-
     marks: tuple[ActionMark, ...]
     """Marks in order of time. On charts they are numbered 1, 2, 3, …"""
     notes: tuple[str, ...]
-    """Notes that say which actions the marks combine or leave out."""
+    """Which actions the marks combine or leave out."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """A line for each mark, such as `3: crash pi-1 (12.0 s)`."""
+        """Lines such as `3: crash pi-1 (12.0 s)`."""
         return tuple(f"{n}: {mark.what} ({mark.at:.1f} s)" for n, mark in enumerate(self.marks, start=1))
 
 
 def marks(runs: Sequence[Run]) -> ActionMarks:
-    """Return the marks for the actions of `runs`.
-
-    Actions of the same second have one mark, at the time of the first action. If that would give more
-    than 30 marks, actions of the same 2, 4, 8, … seconds have one mark. A link that follows a trace may
-    change twice a second. Such changes have no marks.
-    """
+    """Actions of the same second have one mark, at the time of the first. If that gives more than 30
+    marks, those of the same 2, 4, 8, … seconds have one. A link that follows a trace may change twice a
+    second, and has no marks for that."""
     marked: list[_MarkedAction] = []
     unmarked = 0
     for run in runs:
@@ -112,13 +104,12 @@ def marks(runs: Sequence[Run]) -> ActionMarks:
 def with_actions(
     chart: Chart, runs: Sequence[Run], since: float = 0.0, colors: Mapping[int, str] | None = None
 ) -> Chart:
-    """Return `chart` with vertical marks for the actions of `runs` at `since` seconds or later. The x
-    axis of the chart must be device time.
+    """Add vertical marks for the actions at `since` seconds or later. The chart's x axis must be device
+    time.
 
-    A mark of a single run has the colour of the run; `colors` has the colours by `id` of the run. If
-    there is enough space, the marks are labelled with descriptions. Otherwise they are labelled with
-    numbers, which the chart's `key` explains. The chart's remarks say which actions are combined or left
-    out.
+    A mark of a single run has its colour; `colors` has these by `id` of the run. Marks have descriptions
+    where there is space, else numbers, which the chart's `key` explains. The chart's remarks say which
+    actions are combined or left out.
     """
     found = marks(runs)
     shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]
@@ -142,8 +133,7 @@ def with_actions(
 
 
 def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMark:
-    """Return the mark for the actions in `bucket`. `names`: names of the chart's runs, by `id` of the
-    run; empty if the chart has one run."""
+    """`names`: names of the chart's runs, by `id`; empty if the chart has one run."""
     runs = {id(one.run): one.run for one in bucket}
     done: dict[int, dict[str, dict[str, None]]] = {key: {} for key in runs}
     for one in bucket:
@@ -158,8 +148,8 @@ def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMa
 
 
 def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: float) -> list[str] | None:
-    """Return `texts`, or None if they do not all fit above the plot. Each text is centred above its
-    mark. It must stay within the axis and must not overlap another text."""
+    """`texts`, each centred above its mark; None if they do not all fit within the axis without
+    overlap."""
     free = since
     for middle, text in zip(at, texts, strict=True):
         half = (len(text) + 2) / 2 / _AXIS_CHARACTERS * (until - since)
@@ -170,8 +160,7 @@ def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: floa
 
 
 def _numbers(at: Sequence[float], numbers: Sequence[int], since: float, until: float) -> list[str]:
-    """Return the number of each mark. If marks are close together, the middle mark has a label
-    such as `3–5`, and the other marks have no label."""
+    """Marks that are close together have one label such as `3–5`, at the middle one."""
     clusters: list[list[int]] = []
 
     def text(cluster: list[int]) -> str:
@@ -196,14 +185,13 @@ def _numbers(at: Sequence[float], numbers: Sequence[int], since: float, until: f
 
 
 def _traced(run: Run) -> set[str]:
-    """Return the devices whose link follows a trace."""
     groups = run.topology.get("devices") or ()
     traced = [group["name"] for group in groups if (group.get("link") or {}).get("trace")]
     return set(run.devices.loc[run.devices["group"].isin(traced), "device"])
 
 
 def _describe_all(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
-    """Describe actions, such as `crash pi-1; link up 100 kbit/s 4 devices`."""
+    """Text such as `crash pi-1; link up 100 kbit/s 4 devices`."""
     parts = []
     for action, devices in islice(devices_by_action.items(), _KINDS):
         names = ", ".join(devices) if len(devices) <= _NAMED else f"{len(devices)} devices"
@@ -215,8 +203,7 @@ def _describe_all(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
 
 @lru_cache(4096)
 def describe(details_json: str) -> str:
-    """Describe an action from the `details` of a row of `Run.scenario`. Examples: `crash`, `link up 100
-    kbit/s`."""
+    """`details` of a row of `Run.scenario` as text: `crash`, `link up 100 kbit/s`."""
     details = json.loads(details_json)
     match from_json(details):
         case None:

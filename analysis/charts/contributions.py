@@ -1,5 +1,5 @@
-"""Chart that compares the effective importance q̃ of each device with its planned importance p. The note
-below the title has χ²."""
+"""Chart of the effective importance q̃ of each device against its planned importance p, with χ² below
+the title."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from analysis.names import by_settings
 
 
 def contributions(runs: Sequence[Run]) -> Chart:
-    """Return a chart of the effective importance q̃ of each device (a point) and its planned importance
-    p (a line).
-
-    For a single run, each group has a colour. For several runs, each set of runs that differ only in
-    their seed has a colour.
-    """
+    """A point per device for q̃, a line for p. For a single run, each group has a colour; for several,
+    each set of runs that differ only in their seed."""
     tables = {id(run): _table(run) for run in runs}
     largest = max(tables.values(), key=len, default=pd.DataFrame(columns=["importance", "group"]))
     layers = [_planned(largest)]  # compared runs usually have the same plan

@@ -1,4 +1,4 @@
-"""Update of a figure's data source. If most rows stay the same, only the changed rows are sent to the
+"""Update of a figure's data source: if most rows stay the same, only the changed ones are sent to the
 browser."""
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ import pandas as pd
 from bokeh.models.sources import ColumnDataSource
 
 _MAX_CHANGED_SHARE = 0.25
-"""Maximum share of rows that are sent singly. If more rows have changed, all rows are sent, because this
-is cheaper."""
+"""Share of changed rows above which it is cheaper to send all."""
 
 Rows = npt.NDArray[np.int64]
 
 
 def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool) -> None:
-    """Replace the rows of `source` with the rows of `data`.
-
-    If `ordered` is true, the rows keep the order of `data`. Otherwise a new row may take the place of a
-    removed row. A window over the newest rows can then move without sending all rows.
-    """
+    """With `ordered`, rows keep the order of `data`. Otherwise a new row may take the place of a removed
+    one, so that a window over the newest rows can move without sending all."""
     held: dict[str, Any] = dict(source.data)
     if _same(held, data):
         return
@@ -41,8 +37,8 @@ def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool
 
 
 def _in_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
-    """Return three arrays of indices: of the old rows to replace, of the new rows that replace them, and
-    of the new rows to append."""
+    """Indices of the old rows to replace, of the new rows in their place, and of the new rows to
+    append."""
     shared = min(len(old), len(new))
     changed = np.flatnonzero(old[:shared] != new[:shared])
     return changed, changed, np.arange(shared, len(new))
@@ -55,8 +51,7 @@ def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return whether `old` and `new` are equal. `exchange` checks this first: equality is the usual
-    case, and comparing is much cheaper than hashing."""
+    """The usual case, and much cheaper to find than by hashing."""
     return len(old) == len(new) and all(
         old[name] == column
         if isinstance(column, list)

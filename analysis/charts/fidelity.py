@@ -1,5 +1,4 @@
-"""Charts that compare measured CPU shares and link rates with the requested values. On the diagonal,
-both values are equal."""
+"""Measured CPU shares and link rates against requested ones. On the diagonal, both are equal."""
 
 from __future__ import annotations
 
@@ -14,12 +13,11 @@ from analysis.names import distinct
 
 
 def cpu(runs: Sequence[Run]) -> Chart:
-    """Return the chart of CPU shares."""
     return _chart(runs, "CPU: measured against requested", "share of a core", "%", 100.0, {"cpu": ""})
 
 
 def rates(runs: Sequence[Run]) -> Chart:
-    """Return the chart of link rates, as measured before the run started."""
+    """Link rates, as measured before the run started."""
     figures = {"up": "uplink", "down": "downlink"}
     title = "Link rates: measured against requested"
     chart = _chart(runs, title, "rate", "Mbit/s", 1e-6, figures)

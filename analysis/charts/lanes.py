@@ -1,4 +1,4 @@
-"""Chart of the state of each device over time: one lane per device, coloured by state."""
+"""State of each device over time: one lane per device, coloured by state."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ STATE_COLORS = {
     "offline": "red",
     "unpowered": "green",
 }
-"""Colours of the states. The lane of a waiting device is empty."""
+"""The lane of a waiting device is empty."""
 MAX_UPDATES = 40_000
-"""Maximum number of updates to show, so that a browser can still scroll the chart. If there are more
-updates, the newest are shown."""
+"""Newest updates to show, so that a browser can still scroll the chart."""
 _NAMED = 40
-"""Maximum number of lanes for which every lane has a label. If there are more lanes, only groups have
-labels."""
+"""Above this number of lanes, only groups have labels."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
 _HOVER = {
     "device": "device",
@@ -40,12 +38,12 @@ _HOVER = {
     **{name.replace("_", " "): name for name in _RECORD},
 }
 _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in STATES])
-"""Index in `PALETTE` of the colour of each state, in the order of `STATES`."""
+"""Index in `PALETTE` of each state's colour, in the order of `STATES`."""
 
 
 def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
-    """Return the chart of the states of all devices. If there are more than `max_updates` updates, the
-    chart shows only the time of the newest ones. Raises ValueError if `runs` is empty."""
+    """Above `max_updates`, only the time of the newest updates is shown. Raises ValueError if `runs` is
+    empty."""
     if not runs:
         raise ValueError("the chart of devices needs at least one run")
     parts: list[pd.DataFrame] = []
@@ -84,8 +82,8 @@ def _columns(shown: pd.DataFrame) -> dict[str, Column]:
 
 
 def _recorded(spans: pd.DataFrame, run: Run, first: int) -> pd.DataFrame:
-    """Return `spans` with further columns: the number of the span's lane, counted from `first`, and the
-    fields of the span's update. If a span has no update, the fields are −1 or NaN."""
+    """Add the number of the span's lane, from `first`, and the fields of its update; −1 or NaN without
+    one."""
     row = spans["update"].to_numpy()
     columns = {
         name: np.append(run.updates[name].to_numpy(), np.nan if name == "loss" else -1)[row]

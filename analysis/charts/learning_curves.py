@@ -1,5 +1,4 @@
-"""Charts of test accuracy and loss against time, versions, bytes, energy and ε, and a chart of the time
-to an accuracy."""
+"""Test accuracy and loss against time, versions, bytes, energy and ε, and time to an accuracy."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from analysis.names import by_settings, distinct
 
 
 def uploaded_bytes(run: Run) -> Column:
-    """Return, for each evaluation, the total payload size in bytes of the updates in the evaluated
-    version."""
+    """For each evaluation: payload bytes of the updates in the evaluated version."""
     updates = run.updates.sort_values("applied_version", kind="stable")
     total = np.append(0, updates["bytes"].cumsum())
     place = np.searchsorted(updates["applied_version"], run.evaluations["version"], side="right")
@@ -41,19 +39,16 @@ _Y: dict[Quality, tuple[Axis, float]] = {
     "accuracy": (Axis("test accuracy", "%", limits=(0.0, 100.0)), 100.0),
     "loss": (Axis("test loss", limits=(0.0, None)), 1.0),
 }
-"""Axis and scale factor of each quality."""
 _TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _MAX_GRID = 400
-"""Maximum number of points of a line that shows the mean over seeds."""
+"""Points of a line that shows the mean over seeds."""
 _MAX_TARGETS = 4
-"""Maximum number of accuracies that `time_to_accuracy` shows by default: the highest that any run
-reached."""
+"""Accuracies that `time_to_accuracy` shows by default: the highest that any run reached."""
 
 
 def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:
-    """Return a chart with a line per run. Runs that differ only in their seed have one line for their
-    mean, and a band from the lowest to the highest value. If `apart` is true, each run has its own
-    line."""
+    """One line per run. Runs that differ only in their seed have one line for their mean, and a band
+    from the lowest to the highest value, unless `apart`."""
     (x, values), (y, scale) = _X[against], _Y[quality]
     if against == "time":
         runs = [metrics.lasting(run) for run in runs]
@@ -94,11 +89,10 @@ def _line_remarks(sets: Mapping[str, Sequence[Run]]) -> tuple[str, ...]:
 def _mean(
     name: str, runs: Sequence[Run], quality: Quality, against: Progress, hue: str
 ) -> Iterator[Layer]:
-    """Yield two layers: a band from the lowest to the highest of `runs`, and a line of their mean.
+    """Yield a band from the lowest to the highest of `runs`, and a line of their mean.
 
-    The runs are evaluated at different times, so the values of each run are interpolated between its
-    evaluations. After the last evaluation of a run, its value stays constant. Both layers begin when
-    every run has had its first evaluation.
+    The runs are evaluated at different times, so their values are interpolated between evaluations, and
+    stay constant after the last one. Both layers begin when every run has had its first evaluation.
     """
     (_, values), (axis, scale) = _X[against], _Y[quality]
     lines = [(np.asarray(values(run), np.float64), run.evaluations[quality] * scale) for run in runs]
@@ -118,10 +112,9 @@ def _mean(
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
-    """Return a chart of the mean time to accuracies, with a bar for each accuracy and each set of runs
-    that differ only in their seed. Bars for at least three runs have 95% intervals (Student's t). If a
-    run of the set never reached the accuracy, the bar is left out; `target_reached` shows such runs.
-    Times are interpolated between evaluations."""
+    """A bar for each accuracy and each set of runs that differ only in their seed, with 95% intervals
+    (Student's t) for at least three runs. Bars are left out if a run never reached the accuracy;
+    `target_reached` shows such runs. Times are interpolated between evaluations."""
     best = np.fmax.reduce([run.evaluations["accuracy"].max() for run in runs], initial=np.nan)
     shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = by_settings(runs)
@@ -158,12 +151,10 @@ def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None
 
 
 def target_reached(runs: Sequence[Run], target: float | None = None) -> Chart:
-    """Return a chart of the share of runs that have reached an accuracy (Kaplan–Meier), with a line for
-    each set of runs that differ only in their seed. A point marks a run that ended without reaching the
-    accuracy.
+    """Share of runs that have reached an accuracy (Kaplan–Meier), with a line for each set of runs that
+    differ only in their seed. A point marks a run that ended without reaching it.
 
-    `target`: accuracy (share); None for the highest target that all runs reached. If there is no such
-    target, None stands for the highest target that any run reached.
+    `target`: accuracy (share); None for the highest target that all runs reached, or else any run.
     """
     level = comparison.common_target(runs) if target is None else target
     layers: list[Layer] = []
@@ -194,7 +185,6 @@ def target_reached(runs: Sequence[Run], target: float | None = None) -> Chart:
 
 
 def _time(run: Run, target: float) -> float:
-    """Return the interpolated time to an accuracy in seconds; NaN if the run did not reach the
-    accuracy."""
+    """Interpolated seconds to an accuracy; NaN if the run did not reach it."""
     time = metrics.crossed(run, "accuracy", target)
     return time if np.isfinite(time) else np.nan

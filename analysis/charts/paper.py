@@ -22,23 +22,23 @@ _SIZE = (6.4, 3.6)
 """Width of a page's text, and usual height of a chart, in inches."""
 _DPI = 150
 _PLOT_PIXELS = 850
-"""Approximate width of a plot in pixels, without the labels of the y axis."""
+"""Width of a plot without the labels of the y axis."""
 _MAX_BINS = 100_000
 """Maximum number of lanes × time bins when spans that are too short to see are drawn as shares of
 time."""
 _STRIP = 0.6
-"""Relative height below which a chart in a stack has small labels. The usual height is 1."""
+"""Relative height below which a chart in a stack has small labels."""
 _MAX_SHAPES = 2_000
-"""Maximum number of vector shapes in a layer. If there are more shapes, they are drawn as pixels,
-because a PDF with all of them would be too large."""
+"""Vector shapes in a layer; more are drawn as pixels, because a PDF with all of them would be too
+large."""
 _MAX_NOTE = 110
-"""Maximum number of characters per line of a note."""
+"""Characters per line."""
 _MAX_KEY, _KEY_COLUMNS = 48, 3
-"""Maximum number of characters per entry of a key, and number of entries per line."""
+"""Characters per entry, and entries per line."""
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
-    """Draw `chart`. The `savefig` method of the returned figure writes PDF, SVG or PNG."""
+    """`savefig` of the returned figure writes PDF, SVG or PNG."""
     ink = INKS[theme]
     height = _SIZE[1] * (0.35 + 0.65 * chart.height if chart.height > 1 else 1)
     figure = _figure(height, ink)
@@ -50,8 +50,7 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
 
 
 def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
-    """Draw charts with the same x axis in one figure, below each other. The figure has the legend of the
-    first chart."""
+    """Below each other, with the same x axis and the legend of the first chart."""
     ink = INKS[theme]
     heights = [chart.height for chart in charts]
     figure = _figure(_SIZE[1] * (0.25 + sum(heights)), ink)
@@ -101,7 +100,7 @@ def _add_legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
 
 
 def _add_key(axes: Axes, chart: Chart, ink: Ink) -> None:
-    """Write `chart.key` below the plot. The key explains the numbers above the plot."""
+    """Below the plot, for the numbers above it."""
     entries = [shorten(entry, _MAX_KEY, placeholder=" …") for entry in chart.key]
     rows = ceil(len(entries) / _KEY_COLUMNS)
     for column in range(_KEY_COLUMNS if entries else 0):
@@ -151,8 +150,8 @@ def _style_axis(axes: Axes, which: str, axis: Axis) -> None:
 
 
 def _set_limits(axes: Axes, chart: Chart) -> None:
-    """Set the limits of the axes. Call this function after everything is drawn: when one limit of an
-    axis is set, matplotlib stops adapting the axis."""
+    """Call this after everything is drawn: when one limit of an axis is set, matplotlib stops adapting
+    the axis."""
     for axis, set_limits in ((chart.x, axes.set_xlim), (chart.y, axes.set_ylim)):
         low, high = axis.limits
         if low is not None or high is not None:
@@ -208,8 +207,8 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _rectangles(axes: Axes, columns: Mapping[str, Column], ink: Ink, *, sharp: bool = False) -> None:
-    """Draw spans. `sharp`: draw them without edges and without smoothing, so that the background does
-    not show between adjacent spans."""
+    """`sharp`: without edges and smoothing, so that the background does not show between adjacent
+    spans."""
     y, height, begin, end, color = (columns[name] for name in ("y", "height", "begin", "end", "color"))
     low, high = y - height / 2, y + height / 2
     # PolyCollection accepts an array and makes all shapes together, although matplotlib's types do not

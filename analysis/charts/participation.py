@@ -1,4 +1,4 @@
-"""Chart that compares how often each device was chosen with how often it was eligible."""
+"""How often each device was chosen against how often it was eligible."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from analysis.names import by_settings
 
 
 def participation(runs: Sequence[Run]) -> Chart:
-    """Return a chart with a point per device: the share of draws in which the device was eligible, and
-    the share of these draws that chose it. The line is a uniform selection.
+    """A point per device: share of draws in which it was eligible, and share of these that chose it. The
+    line is a uniform selection.
 
-    For a single run, each group has a colour. For several runs, each set of runs that differ only in
-    their seed has a colour. Runs without draws are left out.
+    For a single run, each group has a colour; for several, each set of runs that differ only in their
+    seed. Runs without draws are left out.
     """
     layers: list[Layer] = []
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""Charts of the accuracy over time, by class or by group of devices."""
+"""Accuracy over time, by class or by group of devices."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from analysis.load import Run
 from analysis.names import by_settings, distinct
 
 _MAX_LINES = 2 * len(COLORS)
-"""Maximum number of parts (classes or groups) for which each part has a line. Each colour has a solid
-and a dashed line."""
+"""Parts (classes or groups) with a line each. Each colour has a solid and a dashed line."""
 _PLURALS = {"class": "classes", "group": "groups"}
 
 
 def accuracy(runs: Sequence[Run], by: Literal["class", "group"]) -> Chart:
-    """Return a chart of the accuracy by class or group over time. The chart has only runs that evaluate
-    by part (`evaluate: {classes: true}` or `{devices: 200}`).
+    """Only of runs that evaluate by part (`evaluate: {classes: true}` or `{devices: 200}`).
 
     If all runs differ only in their seed, and there are at most `_MAX_LINES` parts, each run has a line
-    per part. Otherwise each set of runs that differ only in their seed has two lines, averaged over the
-    runs of the set: a solid line for the mean over the parts, and a dashed line for the lowest part.
+    per part. Otherwise each set of runs that differ only in their seed has two lines, averaged over its
+    runs: a solid one for the mean over the parts, and a dashed one for the lowest part.
     """
     tables = {id(run): 100 * metrics.accuracy_by(run, by) for run in runs}
     sets = {
@@ -56,7 +54,6 @@ def accuracy(runs: Sequence[Run], by: Literal["class", "group"]) -> Chart:
 
 
 def _lines(run: str, table: pd.DataFrame, parts: Sequence[str], *, legend: bool) -> Iterator[Layer]:
-    """Yield a line per part."""
     for place, part in enumerate(parts):
         if part in table:
             columns = arrays(x=table.index, y=table[part])
@@ -74,9 +71,8 @@ def _lines(run: str, table: pd.DataFrame, parts: Sequence[str], *, legend: bool)
 
 
 def _summary(name: str, tables: Sequence[pd.DataFrame], hue: str, *, legend: bool) -> Iterator[Layer]:
-    """Yield the mean over the parts and the lowest part, averaged over the runs. Accuracies are
-    interpolated between evaluations. After the last evaluation of a run, its accuracies stay
-    constant."""
+    """Mean over the parts and lowest part, averaged over the runs, interpolated between evaluations, and
+    constant after a run's last one."""
     grid = np.unique(np.concatenate([table.index for table in tables]))
     means = [np.interp(grid, table.index, table.mean(axis=1)) for table in tables]
     lows = [np.interp(grid, table.index, table.min(axis=1)) for table in tables]

@@ -35,18 +35,17 @@ from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Column, Ink, Layer
 from analysis.charts.exchange import exchange
 
 _HEIGHT = 240
-"""Usual height of the plot in pixels, without title, axis and legend."""
+"""Usual height of the plot, without title, axis and legend."""
 WRAP = 80
-"""Number of characters per line of a note, in a figure of the usual width."""
+"""Characters per line of a note, in a figure of the usual width."""
 _TITLE, _LEGEND = 0.7, 1.2
-"""Number of characters per line of a title and per line of a legend, relative to a line of a note."""
+"""Characters per line of a title and of a legend, relative to a line of a note."""
 _TIME_SHARES = Path(__file__).with_name("time_shares.js").read_text(encoding="utf-8")
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
 
 class _Texts(list[str]):
-    """A column of strings. Bokeh would encode each of them in turn, which takes a second for the states
-    of 40,000 updates."""
+    """Bokeh would encode each string in turn, which takes a second for the states of 40,000 updates."""
 
 
 Serializer.register(_Texts, lambda texts, _: list(texts))
@@ -54,29 +53,25 @@ Serializer.register(_Texts, lambda texts, _: list(texts))
 
 @dataclass(slots=True)
 class ScreenChart:
-    """A chart on the screen."""
-
     figure: figure
     sources: dict[str, ColumnDataSource]
-    """Data sources by the name of the layer."""
     _chart: Chart
-    """The chart that was shown last."""
     _ink: Ink
     _note: Title
     _labels: LinearAxis
-    """Axis above the plot, with a tick for each label of a vertical line."""
+    """Above the plot, with a tick for each label of a vertical line."""
     _wrap: int
-    """Number of characters per line of a note."""
+    """Characters per line of a note."""
     _longest: int = 0
-    """Number of characters of the longest name in the legend."""
+    """Characters of the longest name in the legend."""
     _time_shares: list[CustomJS] = field(default_factory=list)
     """Scripts that draw lanes as shares of time if their spans are too short to see."""
     _meanings: dict[str, LegendItem] = field(default_factory=dict)
     """Legend items that explain colours, by meaning. They include items that are no longer shown."""
 
     def update(self, chart: Chart) -> None:
-        """Show `chart`, a newer state of the same chart, in the same figure. Zoom and selections remain.
-        New layers are added. Layers that `chart` lacks become empty."""
+        """A newer state of the same chart, in the same figure. Zoom and selections remain, new layers
+        are added, those that `chart` lacks become empty."""
         for layer in chart.layers:
             if layer.name in self.sources:
                 ordered = layer.mark in ("line", "step", "band")
@@ -100,7 +95,7 @@ class ScreenChart:
         self._chart = chart
 
     def share_x_range(self, other: ScreenChart) -> None:
-        """Use the x range of `other`, so that both zoom together."""
+        """Both zoom together."""
         self.figure.x_range = other.figure.x_range
         for script in self._time_shares:
             _follow_range(self.figure, script)
@@ -128,7 +123,6 @@ class ScreenChart:
             legend.ncols = _legend_columns(self._longest, self._wrap)
 
     def _explain(self, meanings: Mapping[str, str]) -> None:
-        """Explain the meanings of colours in the legend."""
         if not meanings:
             return
         for meaning in meanings.keys() - self._meanings.keys():
@@ -170,7 +164,7 @@ class ScreenChart:
         )
 
     def _spans(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
-        """Draw spans, and bars with shares of time in place of spans that are too short to see."""
+        """Bars with shares of time replace spans that are too short to see."""
         glyph: dict[str, Any] = {"y": "y", "left": "begin", "height": "height", "line_color": None,
                                  "fill_color": _in_palette(),
                                  "fill_alpha": "shade" if "shade" in layer.columns else 1.0}  # fmt: skip
@@ -215,8 +209,7 @@ class ScreenChart:
         return bars
 
     def _label(self, layer: Layer) -> None:
-        """Write the labels of vertical lines above the plot. Bokeh leaves out some labels if the
-        window is too small."""
+        """Labels of vertical lines above the plot. Bokeh leaves out some if the window is too small."""
         if layer.mark != "rules":
             return
         labels = {
@@ -230,8 +223,8 @@ class ScreenChart:
 
 
 def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> ScreenChart:
-    """Draw `chart`. The `figure` of the result is a Bokeh model for a document, a page or a notebook.
-    `wrap` is the number of characters per line of a note."""
+    """`figure` of the result is a Bokeh model for a document, a page or a notebook. `wrap`: characters
+    per line of a note."""
     ink = INKS[theme]
     shown = figure(
         frame_height=int(_HEIGHT * chart.height),
@@ -265,12 +258,11 @@ def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> ScreenChart:
 
 
 def _legend_columns(longest: int, wrap: int) -> int:
-    """Return the number of columns of a legend whose longest name has `longest` characters."""
     return max(1, int(_LEGEND * wrap) // (longest + 5))
 
 
 def _add_legend(shown: figure, ink: Ink) -> None:
-    """Add a legend below the plot. A click on a series hides the series."""
+    """Below the plot. A click on a series hides it."""
     legend = Legend(orientation="horizontal", click_policy="hide")
     shown.add_layout(legend, "below")
     legend.update(
@@ -304,12 +296,11 @@ def _style(shown: figure, chart: Chart, ink: Ink) -> None:
 
 
 def _x_axis(shown: figure) -> BokehAxis:
-    """Return the x axis below the plot. The figure has a second x axis above the plot, for labels."""
+    """Below the plot: a second x axis, for labels, is above it."""
     return next(one for one in shown.below if isinstance(one, BokehAxis))
 
 
 def _in_palette() -> Any:
-    """Return Bokeh's mapping from the indices in the column `color` to the colours of `PALETTE`."""
     return linear_cmap("color", list(PALETTE.values()), -0.5, len(PALETTE) - 0.5)
 
 
@@ -329,7 +320,6 @@ def _range(axis: Axis) -> Range:
 
 
 def _follow_range(shown: figure, script: CustomJS) -> None:
-    """Run `script` whenever the x range changes."""
     for name in ("start", "end"):
         shown.x_range.js_on_change(name, script)
 
@@ -347,11 +337,8 @@ def _data(layer: Layer) -> dict[str, Any]:
 
 
 def _to_browser(column: Column) -> Any:
-    """Return a copy of `column` for the browser. A copy is needed, because `exchange` changes columns in
-    place.
-
-    Numbers are sent in binary form. That form supports 64-bit floats, but not 64-bit integers.
-    """
+    """Copy for the browser, because `exchange` changes columns in place. The binary form of numbers
+    supports 64-bit floats, but not 64-bit integers."""
     if column.dtype.kind in "OUST":
         return _Texts(column.astype(str).tolist())
     return column.astype(np.float64 if column.dtype.kind in "iu" else column.dtype)

@@ -1,4 +1,4 @@
-"""Chart of the use of a run's segments over time."""
+"""Use of a run's segments over time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from analysis.load import Run
 from analysis.names import distinct
 
 _MAX_SEGMENTS = 8
-"""Maximum number of segments' directions in the chart."""
 
 
 def over_time(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the rates in each direction of the segments that carried the most; empty if
-    the runs have no segments."""
+    """Rates in each direction of the segments that carried the most; empty if the runs have none."""
     layers: list[Layer] = []
     series = 0
     for name, run in distinct(runs).items():

@@ -1,5 +1,4 @@
-"""Chart of the losses of the global model on the data of each device. The chart shows how unequally the
-model fits the devices."""
+"""Losses of the global model on the data of each device: how unequally the model fits them."""
 
 from __future__ import annotations
 

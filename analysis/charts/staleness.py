@@ -1,7 +1,6 @@
-"""Charts of the staleness of applied updates: over time, and as a distribution.
+"""Staleness of applied updates: over time, and as a distribution.
 
-For a single run, each group is a series. For several runs, each set of runs that differ only in their
-seed is a series.
+For a single run, each group is a series; for several, each set of runs that differ only in their seed.
 """
 
 from __future__ import annotations
@@ -20,20 +19,18 @@ from analysis.load import Run
 from analysis.names import by_settings
 
 _MAX_POINTS = 10_000
-"""Maximum number of points of all series together. If there are more, only every n-th point is drawn,
-because a browser redraws the chart once a second during a run."""
+"""Points of all series together. Above this, only every n-th is drawn, because a browser redraws the
+chart once a second during a run."""
 _BINS = 40
 _MAX_OUTLIER_SHARE = 0.005
-"""Maximum share of a series' updates that count as outliers. If this share is less than one update, one
-update may still count as an outlier."""
+"""Maximum share of a series' updates that count as outliers, but at least one update."""
 _FEW_VALUES = 10
-"""If no update has a higher staleness than this, the histogram shows all updates."""
+"""If no update has a higher staleness, the histogram shows all."""
 _AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # shows points at 0 completely
 
 
 def over_time(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the staleness over time, with a point per update. If there are too many
-    updates, the chart shows an evenly spaced sample of the updates."""
+    """A point per update, or per update of an evenly spaced sample if there are too many."""
     layers, series = [], list(_series(runs))
     every = max(1, -(-sum(len(updates) for _, updates in series) // _MAX_POINTS))
     for index, (name, updates) in enumerate(series):
@@ -53,8 +50,8 @@ def over_time(runs: Sequence[Run]) -> Chart:
 
 
 def histogram(runs: Sequence[Run]) -> Chart:
-    """Return the histogram of the staleness. If a few updates have a much higher staleness than all
-    others, these updates are left out, and the chart's note has their number."""
+    """If a few updates have a much higher staleness than all others, they are left out, and the chart's
+    note has their number."""
     series = list(_series(runs))
     values = [updates["staleness"].to_numpy(np.int64) for _, updates in series if len(updates)]
     highest = _highest_shown(values)
@@ -81,15 +78,14 @@ def histogram(runs: Sequence[Run]) -> Chart:
 
 
 def _highest_shown(series: Sequence[npt.NDArray[np.int64]]) -> int:
-    """Return the highest staleness that the histogram shows. A value is not shown if it is above
-    `_FEW_VALUES` and more than twice the highest staleness that is not an outlier."""
+    """Values above `_FEW_VALUES` and more than twice the highest staleness that is not an outlier are
+    not shown."""
     usual = max((_without_outliers(own) for own in series), default=0)
     limit = max(_FEW_VALUES, 2 * usual)
     return max((int(own[own <= limit].max(initial=0)) for own in series), default=0)
 
 
 def _without_outliers(staleness: npt.NDArray[np.int64]) -> int:
-    """Return the maximum of a series without its outliers."""
     outliers = min(max(1, int(_MAX_OUTLIER_SHARE * len(staleness))), len(staleness) - 1)
     return int(np.sort(staleness)[-1 - outliers])
 

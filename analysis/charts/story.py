@@ -1,5 +1,4 @@
-"""Comparison of runs of one fleet: a chart of the accuracy over device time, and below it the states of
-the devices."""
+"""Comparison of runs of one fleet: accuracy over device time, and below it the states of the devices."""
 
 from __future__ import annotations
 
@@ -26,22 +25,20 @@ _OPACITY = {
     "offline": 0.4,
     "unpowered": 0.4,
 }
-"""Opacity of each state, from 0 to 1. Work for applied updates has the strip's colour; the other
-states are grey."""
+"""Opacity, from 0 to 1. Work for applied updates has the strip's colour; other states are grey."""
 _SHADES = np.array([_OPACITY.get(state, 0.0) for state in STATES])
 _IS_APPLIED = np.isin(STATES, ["train", "mask", *TRANSFER])
 _LANE = 0.022
-"""Height of the lane of a device, relative to the usual height of a chart. A device's name needs about
-the same height. The height of a strip is from 0.1 to 0.5."""
+"""Height of a device's lane relative to a chart's: about that of its name. A strip has 0.1 to 0.5."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
-    """Return a chart of the accuracy of `runs` (of the loss if there is no accuracy), followed by
-    strips.
+    """Return a chart of the accuracy of `runs` (of the loss if there is none), followed by strips.
 
-    A strip is a chart of the states of devices. There is one strip for each set of runs that differ only
-    in their seed. A strip has a lane for each device of the set's first run. All charts have the same x
-    axis, so that `paper.stack` can draw them below each other."""
+    A strip is a chart of the states of devices, for each set of runs that differ only in their seed,
+    with a lane for each device of the set's first run. All charts have the same x axis, for
+    `paper.stack`.
+    """
     sets = by_settings(runs)
     longest = max((run.duration for run in runs), default=0.0)
     time = Axis("device time", "s", limits=(0.0, longest or None))
@@ -62,8 +59,7 @@ def story(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _title(name: str, runs: Sequence[Run]) -> str:
-    """Return the name of a set of runs. If some of the runs are not valid or not judged, add the number
-    of these runs."""
+    """Name of a set, with the number of its runs that are not valid or not judged."""
     doubtful = [
         f"{one}: {count}" for one, count in verdicts(runs).items() if one in ("not valid", "not judged")
     ]

@@ -1,4 +1,4 @@
-"""Charts of CPU, memory, network rates, power and battery levels of the devices over time, from their
+"""CPU, memory, network rates, power and battery levels of the devices over time, from their
 telemetry."""
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from analysis.load import Run
 from analysis.names import distinct
 
 _MAX_LINES = 8
-"""Maximum number of devices that each have a line. If there are more devices, each group has a mean and
-a band."""
+"""Above this number of devices, each group has a mean and a band."""
 _MAX_POINTS, _MIN_STEP_SECONDS = 150, 2.0
-"""Maximum number of points per line, and minimum seconds between two points. Lines with shorter steps
-look jagged."""
+"""Points per line, and minimum between two of them: lines with shorter steps look jagged."""
 _MAX_GAP = 3.0
-"""Number of sampling periods without a sample after which a device counts as absent."""
+"""Sampling periods without a sample after which a device counts as absent."""
 
 _Values = npt.NDArray[np.float64]
 _Figure = Callable[[pd.DataFrame, _Values, float], _Values]
@@ -31,33 +29,31 @@ function returns n values, one per step of the grid."""
 
 
 def cpu(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the CPU that the devices used."""
     share = Axis("share of a core", "%", limits=(0.0, None))
     return with_actions(_chart(runs, "CPU used", share, {"": _rate("cpu", 100.0)}), runs)
 
 
 def memory(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the memory that the devices used."""
     return _chart(
         runs, "Memory used", Axis("memory", "MiB", limits=(0.0, None)), {"": _level("memory", 2**-20)}
     )
 
 
 def rates(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the rates sent and received over all networks of a device."""
+    """Rates over all networks of a device."""
     figures = {"up": _rate("sent", 8e-3), "down": _rate("received", 8e-3)}
     chart = _chart(runs, "Sent and received", Axis("rate", "kbit/s", limits=(0.0, None)), figures)
     return with_actions(chart.with_note("solid: up, dashed: down"), runs)
 
 
 def power(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the power that the devices drew; empty if the runs counted no energy."""
+    """Empty if the runs counted no energy."""
     watts = Axis("power", "W", limits=(0.0, None))
     return with_actions(_chart(runs, "Power", watts, {"": _rate("consumed", 1.0)}, "energy"), runs)
 
 
 def battery(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the levels of the devices' batteries; empty if no device has a battery."""
+    """Empty if no device has a battery."""
     level = Axis("battery", "%", limits=(0.0, 100.0))
     return with_actions(_chart(runs, "Batteries", level, {"": _level("level", 100.0)}, "energy"), runs)
 
@@ -69,7 +65,6 @@ def _chart(
     figures: dict[str, _Figure],
     table: Literal["telemetry", "energy"] = "telemetry",
 ) -> Chart:
-    """Return the chart of `figures` of the samples in the run's `table`."""
     layers: list[Layer] = []
     series = 0
     several = len(runs) > 1
@@ -99,8 +94,7 @@ def _chart(
 def _lines(
     name: str, label: str, grid: _Values, known: list[_Values], y: Axis, hue: str, *, dashed: bool
 ) -> Iterator[Layer]:
-    """Yield the line of a device, or the mean and the band of a group. Yield nothing if all values are
-    NaN."""
+    """Line of a device, or mean and band of a group; nothing if all values are NaN."""
     table = np.array(known).reshape(len(known), max(0, len(grid) - 1))
     has_value = ~np.isnan(table)
     if not has_value.any():
@@ -120,7 +114,7 @@ def _lines(
 
 
 def _series(run: Run, *, by_group: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yield a label and the names of the devices for each line of the chart."""
+    """Label and devices of each line."""
     names = run.devices["device"].astype(str)
     if not by_group:
         yield from ((name, [name]) for name in names)
@@ -136,8 +130,7 @@ def _by_device(samples: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _grid(at: pd.Series[float]) -> _Values:
-    """Return the edges of the steps in seconds, from the first sample in the run to the last. `at`:
-    times of the samples."""
+    """Edges of the steps in seconds, from the first sample to the last. `at`: times of the samples."""
     at = at[at >= 0]
     if len(at) < 2:
         return np.zeros(0)
@@ -147,8 +140,7 @@ def _grid(at: pd.Series[float]) -> _Values:
 
 
 def _rate(column: str, scale: float) -> _Figure:
-    """Return a function that computes the growth of a counter per second, times `scale`. The counter
-    restarts from 0 when the device restarts."""
+    """Growth of a counter per second, times `scale`. It restarts from 0 when the device restarts."""
 
     def rate(samples: pd.DataFrame, grid: _Values, max_gap: float) -> _Values:
         counter, at = _known(samples, column)
@@ -164,7 +156,7 @@ def _rate(column: str, scale: float) -> _Figure:
 
 
 def _level(column: str, scale: float) -> _Figure:
-    """Return a function that interpolates `column`, times `scale`."""
+    """Interpolated `column`, times `scale`."""
 
     def level(samples: pd.DataFrame, grid: _Values, max_gap: float) -> _Values:
         values, at = _known(samples, column)
@@ -177,7 +169,7 @@ def _level(column: str, scale: float) -> _Figure:
 
 
 def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
-    """Return the values of `column` that are not NaN, and their times in seconds."""
+    """Values that are not NaN, and their times in seconds."""
     known = samples[samples[column].notna()]
     return known[column].to_numpy(np.float64), known["at"].to_numpy(np.float64)
 

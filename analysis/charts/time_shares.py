@@ -1,8 +1,8 @@
 """Spans that are too short to see, as shares of time.
 
-A lane with many spans per pixel would be a mush of colours. Such a lane is divided into bins of time.
-Each bin has a bar per kind of span, stacked on each other. The height of a bar is the share of the bin's
-time that the spans of this kind cover. The space above the bars is the time without spans.
+A lane with many spans per pixel would be a mush of colours. So it is divided into bins of time. Each bin
+has a bar per kind of span, stacked on each other, as high as the share of the bin's time that these
+spans cover. The space above is the time without spans.
 
 `paper` uses this module. For `screen`, `time_shares.js` does the same in JavaScript, because the
 visitor's zoom decides which spans are too short.
@@ -19,23 +19,22 @@ import numpy.typing as npt
 from analysis.charts.chart import Column, arrays
 
 MIN_WIDTH = 2.0
-"""Width in pixels from which a span is visible."""
+"""Pixels from which a span is visible."""
 MIN_VISIBLE_SHARE = 0.2
-"""A lane is always drawn as spans if at least this share of its spans is visible."""
+"""A lane is drawn as spans if at least this share of them is visible."""
 MAX_SPANS = 10
-"""A lane is always drawn as spans if it has at most this many spans."""
+"""A lane is drawn as spans if it has at most this many."""
 MIN_BIN_WIDTH = 4.0
-"""Minimum width of a bin in pixels. The duration of a bin is a power of two, in seconds, so that bins
-stay the same while a run becomes longer."""
+"""Pixels. The duration of a bin is a power of two, in seconds, so that bins stay the same while a run
+becomes longer."""
 
 _USUAL_WIDTH = 1000.0
-"""Usual width of a plot with lanes, in pixels."""
+"""Pixels of a plot with lanes."""
 
 
 def crowded(spans: Mapping[str, Column], seconds_per_pixel: float) -> npt.NDArray[np.bool_]:
-    """Return for each span whether it is in a lane that is drawn as shares of time. In such a lane few
-    spans are visible, and there is at least one span per bin on average. `spans` has the columns of a
-    layer with the mark `spans`."""
+    """For each span, whether its lane is drawn as shares of time: few of its spans are visible, and
+    there is at least one per bin on average. `spans`: columns of a layer with the mark `spans`."""
     begin, end = spans["begin"], spans["end"]
     lanes, lane = np.unique(spans["y"], return_inverse=True)
     visible = np.bincount(lane, end - begin >= MIN_WIDTH * seconds_per_pixel, len(lanes))
@@ -49,16 +48,16 @@ def crowded(spans: Mapping[str, Column], seconds_per_pixel: float) -> npt.NDArra
 
 
 def bin_seconds(seconds_per_pixel: float) -> float:
-    """Return the duration of a bin in seconds."""
     return float(2.0 ** ceil(log2(MIN_BIN_WIDTH * seconds_per_pixel)))
 
 
 def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
-    """Return the bars that replace `spans`. All lanes of `spans` must be crowded. The bars have the
-    columns of spans, and always `shade`. `step`: duration of a bin in seconds.
+    """Return the bars that replace `spans`, all of whose lanes must be crowded, with the columns of
+    spans, and always `shade`. `step`: duration of a bin in seconds.
 
-    The bars of a bin are stacked in the order of their colours in `PALETTE`. The first bar has the
-    highest y."""
+    The bars of a bin are stacked in the order of their colours in `PALETTE`. The first has the highest
+    y.
+    """
     begin, end = spans["begin"], spans["end"]
     lanes, lane = np.unique(spans["y"], return_inverse=True)
     shade = spans.get("shade", np.ones(len(begin)))
@@ -95,8 +94,7 @@ def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
 
 
 def note(spans: Mapping[str, Column]) -> str:
-    """Return a note for a chart of `spans`. The note is empty if a plot of the usual width draws all
-    lanes as spans."""
+    """Empty if a plot of the usual width draws all lanes as spans."""
     if not len(spans["begin"]):
         return ""
     seconds = float(spans["end"].max() - spans["begin"].min())
