@@ -1,4 +1,2 @@
-"""Code that runs inside containers: messages, rules, tasks, the client, the aggregator and more.
-
-This package imports neither `analysis` nor `testbed`.
-"""
+"""Code that runs inside containers: messages, rules, tasks, the client, the aggregator and more. Imports
+neither `analysis` nor `testbed`."""

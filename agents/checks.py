@@ -1,5 +1,4 @@
-"""Checks of numbers that a user may set. None means that the number is not set, and passes every
-check."""
+"""Checks of numbers that a user may set. None passes every check."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import math
 
 class DeclarationError(ValueError):
     """A rule violates what it has declared (`agents.rules.client_half.ClientSide`), or a selection
-    chooses a client that it must not choose. The message says how."""
+    chooses a client that it must not. The message says how."""
 
 
 def positive(name: str, value: float | None) -> None:
@@ -25,6 +24,5 @@ def duration(name: str, seconds: float | None) -> None:
 
 
 def at_least(name: str, value: float | None, least: float) -> None:
-    """Raise ValueError unless `value` is at least `least`."""
     if value is not None and not value >= least:
         raise ValueError(f"{name} is {value:g}, expected at least {least:g}")

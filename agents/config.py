@@ -1,7 +1,7 @@
 """Configuration of the processes of a run: frozen dataclasses, one JSON file per process.
 
-The controller writes the files, and each agent's `main.py` reads its own file. Durations are in seconds
-of device time, rates in bit/s, sizes in bytes.
+The controller writes the files, each agent's `main.py` reads its own. Durations are in seconds of device
+time, rates in bit/s, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -21,32 +21,30 @@ from agents.energy.settings import EnergyConfig
 
 T = TypeVar("T")
 BEGUN = "begun"
-"""Name of the file on a client's disk that has one byte per training that the client has begun. The file
-belongs to the emulation: it stays if the device loses its memory."""
+"""File on a client's disk with one byte per training that the client has begun. It belongs to the
+emulation, and stays if the device loses its memory."""
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
-"""MQTT keep-alive in seconds of device time. KEEPALIVE: for most clients. FIT_KEEPALIVE: for clients
-whose task has its own `fit`. Such a `fit` may hold Python's interpreter lock for long, and no ping can
-be sent meanwhile."""
+"""MQTT keep-alive in seconds of device time. FIT_KEEPALIVE: for tasks with their own `fit`, which may
+hold Python's interpreter lock for long, so that no ping can be sent."""
 
 
 def silence_timeout(keepalive: float = KEEPALIVE) -> float:
-    """Return the seconds after which the broker disconnects a silent client (MQTT 3.1.1, section
-    3.1.2.10)."""
+    """Seconds after which the broker disconnects a silent client (MQTT 3.1.1, section 3.1.2.10)."""
     return 1.5 * keepalive
 
 
 PROGRESS_BYTES = 1000
-"""A transfer counts as a sign of life if it moves at least this number of bytes per keep-alive."""
+"""A transfer of this many bytes per keep-alive counts as a sign of life."""
 OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 """Rate in bit/s below which a link counts as an outage."""
 
 
 Durability = Literal["none", "checkpoint", "update", "recording"]
-"""Maximum loss if the aggregator crashes (docs/concepts/durability.md). `none`: the whole run is lost.
-`checkpoint`: everything after the last checkpoint is lost. `update`: no acknowledged update is lost.
-`recording`: nothing is lost, and all inputs are kept for `testbed replay`."""
+"""Maximum loss if the aggregator crashes (docs/concepts/durability.md). `none`: the whole run.
+`checkpoint`: everything after the last checkpoint. `update`: no acknowledged update. `recording`:
+nothing, and all inputs are kept for `testbed replay`."""
 LOGGED: tuple[Durability, ...] = ("update", "recording")
-"""Kinds of durability with which the aggregator logs each input before it handles it."""
+"""Each input is logged before the aggregator handles it."""
 
 # Types of fields that a topology may set; testbed.topology.fields parses and bounds them.
 Count = Annotated[int, "count"]
@@ -57,25 +55,25 @@ Rate = Annotated[int, "bit/s"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerAccess:
-    """Address of the broker, and a process's login. The password never appears in a repr or log."""
+    """The password never appears in a repr or log."""
 
     host: str
-    """Host name or IP address, or the path of a Unix socket. With a Unix socket, the port is ignored."""
+    """Host name or IP address, or the path of a Unix socket, for which the port is ignored."""
     port: int
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """The broker's certificate as PEM text; None if TLS is not used. No other certificate is trusted."""
+    """PEM text of the only certificate that is trusted; None without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A task, a rule, a selection or a step, by name and parameters."""
+    """A task, a rule, a selection or a step."""
 
     name: str
     """Name in TASKS, RULES, SELECTIONS or STEPS, or `module:Class` of user code."""
     params: Mapping[str, Any]
-    """Values of the fields of the named dataclass."""
+    """Fields of the named dataclass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,13 +223,13 @@ class LocalTraining:
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """The model at the start of a run."""
+    """Model at the start of a run."""
 
     weights: str | None = None
-    """Path of a safetensors file with the module's `state_dict`; None to start from the state that the
-    task makes."""
+    """Path of a safetensors file with the module's `state_dict`; None for the state that the task
+    makes."""
     frozen: Sequence[str] = dataclasses.field(default_factory=list)
-    """Patterns for the names of parameters that are neither trained nor sent."""
+    """Patterns for names of parameters that are neither trained nor sent."""
 
 
 FROM_TASK = InitialModel()
@@ -239,12 +237,11 @@ FROM_TASK = InitialModel()
 
 @dataclass(frozen=True, slots=True)
 class DrawnDuration:
-    """Random duration in seconds. `agents.timing.durations` draws the values."""
+    """Random seconds, drawn by `agents.timing.durations`."""
 
     distribution: str
     """Name in `agents.timing.durations.DISTRIBUTIONS`."""
     params: Mapping[str, Any]
-    """Values of the fields of the distribution's dataclass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,64 +253,57 @@ class ClientSetup:
     index: int = 0
     """Number of the client in device order, from 0."""
     seed: int
-    """Seed of the run."""
     rule: Named
     local: LocalTraining
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """Steps of the update pipeline, in the order of `agents.pipeline.STEPS`."""
+    """Update pipeline, in the order of `agents.pipeline.STEPS`."""
     think: DrawnDuration | None = None
-    """Delay between the end of a training and the sending of its update; None if there is no delay."""
+    """Delay between the end of a training and the sending of its update."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, measured from the time at which the training could begin; None if
-    there is no minimum."""
+    """Minimum duration of a training, from when it could begin."""
     speed: float = 1.0
     """Divisor of `timing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """Configuration of a client process."""
-
     setup: ClientSetup
     broker: BrokerAccess
     task: Named
     shard: str
-    """Path of the client's training data (`agents.shards`)."""
+    """Path of the training data (`agents.shards`)."""
     threads: int
     """Number of torch's threads; 0 for torch's own choice."""
     parameters: int
-    """Number of model parameters that are sent."""
+    """Number of parameters that are sent."""
     buffers: int = 0
-    """Number of elements in the model's buffers, which are sent with the parameters."""
+    """Number of elements in buffers, which are sent, too."""
     own_elements: int = 0
     """Number of elements in the vectors that the rule sends with each model."""
     start: InitialModel = InitialModel()
     dilation: float = 1.0
     """Host seconds per second of device time."""
     memory: str | None = None
-    """Path of the file in which the client keeps vectors over restarts; None if the rule needs no such
-    vectors."""
+    """Path of the file with vectors that outlive restarts, if the rule needs any."""
     outbox: str | None = None
-    """Path of the folder in which unacknowledged updates are kept over restarts; None if unacknowledged
-    updates are not kept."""
+    """Path of the folder with unacknowledged updates, if they are kept over restarts."""
     begun: str | None = None
-    """Path of a file that has one byte per training that the client has begun. The file is kept over
-    restarts. None if all trainings have the same duration."""
+    """Path of the file with one byte per training that the client has begun; None if all trainings have
+    the same duration."""
     timeout_s: float = 30.0
     """Host seconds within which the broker must answer."""
     code: str | None = None
-    """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
+    """Folder with user code (`agents.user_code`)."""
     clock: str | None = None
-    """Path of the file with the estimate of the aggregator's clock; None on the aggregator's host."""
+    """File with the estimate of the aggregator's clock; None on its host."""
     share: str | None = None
-    """Path of the file with the device's CPU share, in cores, which is written when the share is limited
-    or changes; None if the control group of the client has a quota."""
+    """File with the device's CPU share, in cores, written when it is limited or changes; None if the
+    client's control group has a quota."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Kind of the torch device on which the client trains."""
     gpu_memory: int | None = None
-    """Bytes of GPU memory that PyTorch may allocate; None if the memory is not limited."""
+    """Bytes that PyTorch may allocate; None if not limited."""
     keepalive: float = KEEPALIVE
-    """Keep-alive of the MQTT connection, in seconds of device time."""
+    """Keep-alive of MQTT, in seconds of device time."""
     verbose: bool = False
     """Log the start and the end of each round."""
 
@@ -357,75 +347,64 @@ class UpdateBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig:
-    """Configuration of the aggregator process."""
-
     run: str
     broker: BrokerAccess
     task: Named
     rule: Named
     clients: Mapping[str, float]
-    """Importance p_i of each client. The values sum to 1."""
+    """p_i of each client; they sum to 1."""
     idle: Sequence[str] = dataclasses.field(default_factory=list)
-    """Clients without a mini-batch, which are not in `clients`: the rule sends them no models."""
+    """Clients without a mini-batch: the rule sends them no models."""
     samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Number of training samples of each client."""
+    """Training samples of each client."""
     evaluate_every: float
     """Seconds of device time between two evaluations."""
     stop: StopConditions
     seed: int
-    """Seed of the run."""
     test_set: str
     """Path of the test set (`agents.shards`)."""
     run_directory: str
-    """Path of the run directory."""
     threads: int
-    """Number of torch's threads."""
     start: InitialModel = InitialModel()
     segment: str = ""
-    """Id of the present segment of the run. A new segment begins when all processes of the run are
-    started again."""
+    """Id of the present segment of the run. A new one begins when all processes are started again."""
     durability: Durability = "update"
     patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """For some clients, seconds of device time for which the client may always be silent. A client whose
-    rounds took longer may be silent for longer. Clients whose time the plan does not know have no
-    entry."""
+    """Seconds of device time for which a client may always be silent, longer after longer rounds.
+    Clients whose time the plan does not know have no entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """For each client, the seconds of device time that the client has to answer when the aggregator asks
-    which dispatch the client works on. A client that does not answer in time counts as absent. A client
-    without an entry has `silence_timeout()` seconds."""
+    """Seconds of device time to answer which dispatch the client works on, after which it counts as
+    absent; `silence_timeout()` without an entry."""
     clock_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """For each client on another clock than the aggregator's, the seconds by which its times may be
-    wrong."""
+    """Maximum error, in seconds, of the times of clients on another clock than the aggregator's."""
     patient: bool = False
-    """Whether the run continues when no client is left, because clients will come back."""
+    """The run continues when no client is left, because clients will come back."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
     evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
-    """CPUs reserved for evaluations. If the list is empty, evaluations run on the aggregator's CPUs."""
+    """Reserved for evaluations; empty for the aggregator's CPUs."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)
-    """CPUs of the aggregator if evaluations have their own CPUs; empty otherwise."""
+    """CPUs of the aggregator if evaluations have their own."""
     evaluate_classes: bool = False
-    """Whether each class of the test set is also evaluated separately."""
+    """Each class of the test set is also evaluated separately."""
     device_set: str | None = None
-    """Path of a file with samples of the devices, one device after the other, for evaluation per device.
-    None if models are not evaluated per device."""
+    """Path of a file with samples of the devices, one device after the other, for evaluation per
+    device."""
     device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Number of samples of each device in `device_set`, in the same order."""
+    """Samples of each device in `device_set`, in the same order."""
     evaluate_after: bool = False
-    """Whether models are evaluated after the run, without a time limit, instead of during the run."""
+    """Models are evaluated after the run, without a time limit, instead of during it."""
     bounds: UpdateBounds = UpdateBounds()
     keeps_models: bool = False
-    """Whether the models that are sent to clients are kept, because updates are encoded as differences
-    to these models."""
+    """Models that are sent are kept, because updates are encoded as differences to them."""
     last_evaluation_timeout_s: float = 30.0
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
-    """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
+    """Folder with user code (`agents.user_code`)."""
     selection: Named | None = None
-    """Selection of the clients that train next; None if the rule draws by itself."""
+    """None if the rule draws by itself."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """Steps of the clients' update pipelines, in the order of `agents.pipeline.STEPS`. There is at most
-    one step of each kind."""
+    """Clients' update pipelines, in the order of `agents.pipeline.STEPS`, at most one of each kind."""
 
 
 Way = Literal["up", "down"]
@@ -439,12 +418,11 @@ class Background:
     (`agents.links.background`)."""
 
     number: int
-    """Position in the segment's list of background traffic, from 0."""
+    """Position in the segment's list, from 0."""
     way: Way
     kind: str
     """Name in `agents.links.background.KINDS`."""
     params: Mapping[str, Any]
-    """Values of the fields of the kind's dataclass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,34 +432,32 @@ class Segment:
 
     name: str
     parent: str | None = None
-    """Name of the next segment on the way to the server; None if the server comes next."""
+    """Next segment on the way to the server; None if the server comes next."""
     up: int | None = None
-    """Total rate in bit/s from the devices; None if it is not limited."""
+    """bit/s from all devices; None if not limited."""
     down: int | None = None
-    """Total rate in bit/s to the devices; None if it is not limited."""
+    """bit/s to all devices; None if not limited."""
     rtt: float = 0.0
-    """Round-trip time in seconds that the segment adds, half of it in each direction."""
+    """Round-trip seconds that the segment adds, half of it in each direction."""
     jitter: float = 0.0
-    """Maximum deviation of the delay in each direction, in seconds. Deviations are uniform."""
+    """Maximum deviation of the delay in each direction, in seconds, uniform."""
     loss: float = 0.0
     """Share of packets lost in each direction, from 0 to 1."""
     queue: int | None = None
-    """Length of the queue in each direction in bytes; None for 200 ms of the rate."""
+    """Bytes in each direction; None for 200 ms of the rate."""
     background: tuple[Background, ...] = ()
 
     def rate(self, way: Way) -> int | None:
-        """Return the total rate in the direction `way` in bit/s; None if it is not limited."""
+        """bit/s; None if not limited."""
         return self.up if way == "up" else self.down
 
     def with_changes(self, changes: Mapping[str, float | None]) -> Segment:
-        """Return this segment with the fields in `changes` replaced."""
         values: dict[str, Any] = dict(changes)
         return dataclasses.replace(self, **values)
 
 
 def path_of(name: str | None, segments: Mapping[str, Segment]) -> tuple[Segment, ...]:
-    """Return the segments from the segment `name` to the root; empty for None. `segments`: the tree, by
-    name."""
+    """From `name` to the root; empty for None."""
     found = []
     while name is not None:
         found.append(segments[name])
@@ -494,30 +470,28 @@ class AccessLink:
     """Access link requested for a device."""
 
     up: int | None = None
-    """Uplink rate in bit/s; None if the rate is not limited."""
+    """bit/s; None if not limited."""
     down: int | None = None
-    """Downlink rate in bit/s; None if the rate is not limited."""
+    """bit/s; None if not limited."""
     rtt: float = 0.0
-    """Round-trip time in seconds that the link adds. Each direction adds half of this time."""
+    """Round-trip seconds that the link adds, half of it in each direction."""
     jitter: float = 0.0
-    """Jitter in seconds: the delay in each direction is uniform in rtt/2 ± jitter. Packets stay in
-    order."""
+    """The delay in each direction is uniform in rtt/2 ± jitter seconds. Packets stay in order."""
     loss: float = 0.0
     """Share of packets lost in each direction, from 0 to 1."""
 
     @property
     def is_outage(self) -> bool:
-        """Whether the link carries no packets, or too few to keep a connection alive."""
+        """No packets, or too few to keep a connection alive."""
         return self.loss >= 1 or any((rate or math.inf) < OUTAGE_RATE for rate in (self.up, self.down))
 
     def with_changes(self, changes: Mapping[str, float | None]) -> AccessLink:
-        """Return this link with the fields in `changes` replaced."""
         values: dict[str, Any] = dict(changes)
         return dataclasses.replace(self, **values)
 
     def through(self, path: Sequence[Segment]) -> AccessLink:
-        """Return the link that consists of this link and the segments of `path`: the lowest rates, the
-        sums of delay and jitter, and the combined loss."""
+        """This link and the segments of `path` together: the lowest rates, the sums of delay and jitter,
+        and the combined loss."""
         if not path:
             return self
         passed = (1 - self.loss) * math.prod(1 - one.loss for one in path)
@@ -530,8 +504,7 @@ class AccessLink:
         )
 
     def delayed_by(self, path: Sequence[Segment]) -> AccessLink:
-        """Return this link with its own rates, and with delay, jitter and loss of the whole path through
-        the segments of `path`."""
+        """This link's rates, with delay, jitter and loss of the whole path."""
         return self.through(path).with_changes({"up": self.up, "down": self.down})
 
 
@@ -542,47 +515,43 @@ class DeviceConfig:
     run: str
     device: str
     broker: BrokerAccess
-    """Address of the broker for the init, and the init's login. The init does not use the access link to
-    reach the broker; only the client uses this link."""
+    """The init does not reach the broker over the access link; only the client does."""
     data_address: str
     """Host name at which the client reaches the broker, over the access link."""
     link: AccessLink | None
-    """The device's own link; None if the link is not shaped."""
+    """The device's own link; None if it is not shaped."""
     probed: AccessLink | None
-    """Expected rates of the device's own link, and expected delay, jitter and loss of the whole path to
-    the server, for a measurement; None if nothing is measured."""
+    """Expected rates of the device's own link, and delay, jitter and loss of the whole path to the
+    server, for a measurement, if any."""
     client_config: str
-    """Path of the ClientConfig of the client process that the init starts."""
+    """Path of the ClientConfig of the client."""
     isolated: str
     """Path of a file that is created when the device is isolated or, on a real device, when its clock
     has been compared. No client starts before that."""
     turns: str | None
     """Folder with the files of `agents.device.turns`; None on a real device, which starts at once."""
     user: int | None
-    """Numeric id of the client process's user and group; None on a real device, where the client runs as
-    the user of the init."""
+    """Id of the client's user and group; None on a real device, where the client runs as the init's
+    user."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """SHA-256 hash of each file that was sent to this device's host, by path."""
+    """SHA-256 of each file that was sent to this host, by path."""
     present: bool = True
-    """Whether the client starts with the run. Otherwise an order starts the client later."""
+    """The client starts with the run, else by an order."""
     paused: bool = False
-    """Whether the client is frozen from its start on, until an order continues it."""
+    """The client is frozen from its start on, until an order continues it."""
     telemetry_every: float = 1.0
-    """Host seconds between two telemetry samples. Each sample uses some of the device's own CPU
-    share."""
+    """Host seconds between two samples, which use some of the device's own CPU share."""
     timeout_s: float = 30.0
     """Host seconds within which the router must answer."""
     clock: str | None = None
-    """Path of the file with the estimate of the aggregator's clock; None on the aggregator's host."""
+    """File with the estimate of the aggregator's clock; None on its host."""
     netem: bool = False
-    """Whether the kernel's netem emulates delay, jitter and loss in the device. Otherwise the router
-    emulates them."""
+    """The kernel's netem emulates delay, jitter and loss in the device, else the router."""
     energy: EnergyConfig | None = None
-    """Settings for the account of the device's energy; None if its energy is not counted."""
     cpu: float | None = None
-    """The device's CPU share at the start of the run, in host cores of device time, to which
-    `EnergyConfig.busy` refers; None if its energy is not counted. On a real device, the share to which
-    the init's control group limits it; None if there is no such group."""
+    """CPU share at the start of the run, in host cores of device time, to which `EnergyConfig.busy`
+    refers, if energy is counted. On a real device, the share to which the init's control group limits
+    it, if there is one."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
     disk: str = ""
@@ -598,17 +567,14 @@ class RouterConfig:
     broker: BrokerAccess
     """Address of the broker on the control network, and the router's login."""
     targets: Mapping[str, int]
-    """For each host name on the server's side, its port (for TCP and UDP). The first entry belongs to
-    the broker."""
+    """By host name on the server's side: port for TCP and UDP. The first entry is the broker's."""
     addresses: Mapping[str, str]
-    """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
-    """`rtt`, `jitter` and `loss` of each device's link, in the units of `AccessLink`."""
+    """`rtt`, `jitter` and `loss` of each device's link, as in `AccessLink`."""
     segments: Sequence[Segment]
-    """Tree of the shared links, in host time except for their background traffic. A parent comes before
-    its children."""
+    """In host time except for their background traffic. A parent comes before its children."""
     attached: Mapping[str, str]
-    """Segment that each device is attached to. A device without a segment has no entry."""
+    """Devices without a segment have no entry."""
     seed: int
     """Seed of the packet losses and delays."""
     background_seed: int = 0
@@ -624,20 +590,17 @@ def _slower(*rates: int | None) -> int | None:
 
 
 def dump(config: Any, path: Path) -> None:
-    """Write `config` as JSON."""
     path.write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n", encoding="utf-8")
 
 
 def load(cls: type[T], path: Path) -> T:
-    """Read a file that `dump` wrote. Raises ValueError if the file's content does not fit `cls`."""
+    """Raises ValueError if the content does not fit `cls`."""
     return from_dict(cls, json.loads(path.read_text(encoding="utf-8")))
 
 
 def from_dict(cls: type[T], values: Any) -> T:
-    """Build the dataclass `cls`, with nested dataclasses, from plain values such as dicts and lists.
-
-    Raises ValueError for unknown or missing fields, and for values of another type.
-    """
+    """From plain values such as dicts and lists, with nested dataclasses. Raises ValueError for unknown
+    or missing fields, and for values of another type."""
     try:
         found = convert(values, cls)
     except msgspec.ValidationError as error:
@@ -648,7 +611,7 @@ def from_dict(cls: type[T], values: Any) -> T:
 
 
 def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the paths of fields that are in `values`, at any depth, but not in `known`."""
+    """Paths of fields that are in `values`, at any depth, but not in `known`."""
     for name, value in values.items():
         if name not in known:
             yield path + name

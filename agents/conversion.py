@@ -1,4 +1,4 @@
-"""Conversion of plain values to typed ones with msgspec, also by several threads at once."""
+"""Plain values to typed ones with msgspec, also by several threads at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _prepared: set[type] = set()
 
 
 def convert(values: Any, cls: type[T]) -> T:
-    """Return `values`, such as dicts and lists, as `cls`. Raises msgspec.ValidationError with the path
-    of the wrong value."""
+    """Raises msgspec.ValidationError with the path of the wrong value."""
     if cls not in _prepared:
         with _preparing:
             # msgspec 0.22 prepares a class at its first use. Another thread that uses the class

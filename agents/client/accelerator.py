@@ -1,7 +1,6 @@
 """GPU of a client: its memory limit, and messages about it.
 
-torch is imported inside the functions. The import takes a second, and a client joins the run before the
-import.
+torch is imported inside the functions: that takes a second, and a client joins the run before.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
 
 
 def prepare(cfg: ClientConfig) -> None:
-    """Limit the GPU memory that PyTorch allocates, and log which GPU is used. Exit with a message if
-    there is no GPU. Do nothing if the client trains on the CPU.
-
-    With MPS, the logged number of multiprocessors is the number that this client may use.
-    """
+    """Limit the GPU memory that PyTorch allocates, and log the GPU. Exit with a message if there is
+    none. Do nothing on the CPU. With MPS, the logged multiprocessors are those that this client may
+    use."""
     if cfg.device == "cpu":
         return
     import torch
@@ -39,20 +36,19 @@ def prepare(cfg: ClientConfig) -> None:
 
 
 def keep_float32() -> None:
-    """Compute convolutions on a GPU in float32. By default, PyTorch rounds their inputs to 10 bits
-    (TF32) on GPUs since Ampere."""
+    """By default, PyTorch rounds the inputs of convolutions to 10 bits (TF32) on GPUs since Ampere."""
     import torch
 
     torch.backends.cudnn.allow_tf32 = False
 
 
 def memory_fraction(limit: int, total: int) -> float:
-    """Return `limit` as a share of `total` bytes, at most 1."""
+    """Share of `total` bytes, at most 1."""
     return min(1.0, limit / total)
 
 
 def describe_gpu(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
-    """Return a text for the log, such as `trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
+    """Text such as `trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
     total = gpu.total_memory >> 20
     memory = f"{total} MiB" if limit is None else f"{limit >> 20} of {total} MiB"
     return f"trains on {gpu.name}, {gpu.multi_processor_count} multiprocessors, {memory}"
@@ -60,7 +56,7 @@ def describe_gpu(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> st
 
 @contextmanager
 def exit_when_out_of_memory(cfg: ClientConfig) -> Iterator[None]:
-    """Context manager that ends the process, with advice for the user, if the GPU memory is used up."""
+    """End the process with advice for the user."""
     try:
         yield
     except RuntimeError as error:

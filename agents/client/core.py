@@ -38,33 +38,28 @@ from agents.wire.payloads import FAREWELL, Encoded, ModelMessage, UpdateMessage
 
 _NOTHING = np.zeros(0, np.float32)
 FIT_MEMORY = "fit:"
-"""Prefix of the names under which the memory of a task's own `fit` is saved."""
+"""Prefix of names under which the memory of a task's own `fit` is saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of local training."""
-
     end: Vector
-    """End point w_i^K of the training, shape (d,), read-only. If the rule uses gradients, this is the
-    gradient at the start."""
+    """End point w_i^K, shape (d,), read-only; for a rule of gradients the gradient at the start."""
     loss: float
-    """Mean loss over the steps; NaN if no step was done."""
+    """Mean over the steps; NaN if no step was done."""
     buffers: Buffers = NONE
-    """Buffers of the model after the training."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit` after the training; empty if `fit` keeps no memory."""
+    """Memory of the task's own `fit` after the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished local training. Times are in nanoseconds on the client's own clock."""
+    """Times are in nanoseconds on the client's own clock."""
 
     outcome: Callable[[], Outcome]
-    """Function that returns the outcome. The function is called only if the update is sent. So in
-    virtual time, an update that is never sent is never computed."""
+    """Called only if the update is sent. So in virtual time, an update that is never sent is never
+    computed."""
     steps: int
-    """Number of local steps done."""
     started: Nanoseconds
     ended: Nanoseconds
 
@@ -79,7 +74,7 @@ class Train:
     terms: Terms = NO_TERMS
     """Terms that the rule adds to the objective."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit`; empty if `fit` has kept no memory yet."""
+    """Memory of the task's own `fit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +84,23 @@ class CutShort:
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """Wait `duration` of device time, then call `on_thought`. A newer `Think` replaces this one."""
+    """Wait, then call `on_thought`. A newer `Think` replaces this one."""
 
     duration: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Write `memory` to the disk before the next update is sent."""
+    """Write to the disk before the next update is sent."""
 
     memory: SavedVectors
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send the update of training `sequence`."""
-
     sequence: int
     message: Callable[[], UpdateMessage]
-    """Function that makes the message. The function is called at most once, possibly some time after
-    this action was returned."""
+    """Makes the message. Called at most once, possibly some time after this action was returned."""
 
 
 Action = Train | CutShort | Think | Remember | SendUpdate
@@ -117,17 +109,14 @@ Actions = Sequence[Action]
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """Run and name of a client, and the number of its training samples."""
-
     run: str
     client: str
     samples: int
-    """Number of the client's training samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A finished training whose update is not sent yet."""
+    """The update is not sent yet."""
 
     sequence: int
     model: ModelMessage
@@ -138,12 +127,10 @@ class _Done:
 class ClientCore:
     """State machine of one client.
 
-    `think` returns the delay between the end of a training and the sending of its update. The argument
-    of `think` is the time from the arrival of the model to the end of the training. If the client was
-    still busy when the model arrived, this time is measured from the end of the earlier work. `rule` is
-    the client half of the rule. `steps` are the steps of the update pipeline, in order. `fit_memory` is
-    the memory of the task's own `fit`; None if the task has no `fit`. That memory follows the rules for
-    memory in `agents.rules.client_half.ClientHalf`.
+    `think`: delay between the end of a training and the sending of its update, by the time from the
+    arrival of the model (or from the end of earlier work, if that was later) to the end of the training.
+    `rule`: its client half. `steps`: of the update pipeline, in order. `fit_memory`: of the task's own
+    `fit`, if it has one, under the rules for memory in `agents.rules.client_half.ClientHalf`.
     """
 
     def __init__(
@@ -160,23 +147,21 @@ class ClientCore:
         self._before_rule = [step for step in steps if step.before_rule]
         self._steps = [step for step in steps if not step.before_rule]
         self._vector_steps: dict[str, ClientStep | None] = {}
-        """For each of the rule's own vectors, the step that encodes it; None for a vector that is sent
-        whole."""
+        """Step that encodes each of the rule's own vectors; None for one that is sent whole."""
         self._fit_memory = fit_memory
         self._sequence = max(rule.newest, 0 if fit_memory is None else fit_memory.newest)
         self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
         self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
         self._free_since: Nanoseconds = 0
-        """Time since which the client could begin a training: the time at which the previous update was
-        finished or, if the rule requires it, pulled."""
+        """Since when the client could begin a training: the previous update was finished or, if the rule
+        requires it, pulled."""
         self._trained: Trained | None = None
         self._send_buffer: _Done | None = None
         self._wanted: Literal["pull", "interrupt"] | None = None
 
     def on_model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
-        """Handle a model that arrived in full at time `at`. If MQTT delivers a model twice, ignore the
-        second copy."""
+        """A model that MQTT delivers twice is ignored."""
         if message.dispatch <= self._newest:
             return []
         self._newest, self._schema = message.dispatch, message.schema
@@ -190,21 +175,18 @@ class ClientCore:
 
     @property
     def sends_gradients(self) -> bool:
-        """Whether the rule uses gradients instead of trained models."""
         return self._rule.side.kind == "gradient"
 
     @property
     def works_on(self) -> int:
-        """Number of the newest dispatch that an update of this client will answer; 0 if the client waits
-        for a model."""
+        """Newest dispatch that an update of this client will answer; 0 if it waits for a model."""
         held = [at_hand[0] for at_hand in (self._received, self._working_on) if at_hand is not None]
         if self._send_buffer is not None:
             held.append(self._send_buffer.model)
         return max((model.dispatch for model in held), default=0)
 
     def on_trained(self, result: Trained) -> Actions:
-        """Handle the end of the training that `Train` requested. The training was finished or
-        interrupted."""
+        """The training was finished or interrupted."""
         if self._working_on is None:
             raise RuntimeError("on_trained() without a training")
         self._trained = result
@@ -214,13 +196,11 @@ class ClientCore:
         return [Think(self._think(result.ended - begun))]
 
     def on_thought(self, at: Nanoseconds) -> Actions:
-        """Handle the end of the delay that `Think` requested, at time `at`. Do nothing if an interrupt
-        has sent the update already."""
+        """Do nothing if an interrupt has sent the update already."""
         return [] if self._trained is None else self._finish(at)
 
     def pull(self, at: Nanoseconds) -> Actions:
-        """Send the update in the send buffer. If the buffer is empty, send the next update when it is
-        finished."""
+        """If the send buffer is empty, send the next update when it is finished."""
         if self._send_buffer is None:
             self._wanted = self._wanted or "pull"
             return []
@@ -230,8 +210,7 @@ class ClientCore:
         return [*self._send(done, at), *self._begin()]
 
     def interrupt(self, at: Nanoseconds) -> Actions:
-        """Send the update with the training done so far. A running training ends after its current
-        step."""
+        """A running training ends after its current step, and its update is sent."""
         if self._send_buffer is not None:
             return self.pull(at)
         if self._working_on is None:
@@ -240,8 +219,8 @@ class ClientCore:
         return [CutShort()] if self._trained is None else self._finish(at)
 
     def leave(self, at: Nanoseconds) -> list[SendUpdate]:
-        """Return the farewell messages of a client that leaves at time `at`: the vectors that the rule
-        asks for. Return no messages if the server must not learn single updates."""
+        """Farewell messages: the vectors that the rule asks for; none if the server must not learn
+        single updates."""
         if any(step.as_sent is not None for step in self._steps):
             return []
         return [
@@ -281,7 +260,7 @@ class ClientCore:
         return [Train(model, self._sequence, self._rule.begin(model), memory)]
 
     def _finish(self, at: Nanoseconds) -> Actions:
-        """Send the finished update, or put it into the send buffer."""
+        """Send the update, or put it into the send buffer."""
         if self._working_on is None or self._trained is None:
             raise RuntimeError("no update to finish")
         done = _Done(self._sequence, *self._working_on, self._trained)
@@ -328,8 +307,7 @@ class ClientCore:
         return [*remember, SendUpdate(done.sequence, message)]
 
     def _saved_fit_memory(self, done: _Done) -> SavedVectors:
-        """Store the memory that the task's own `fit` has after `done`. Return the vectors that must be
-        saved on the disk."""
+        """Store the memory of the task's own `fit`. Return the vectors to save on the disk."""
         if self._fit_memory is None:
             return {}
         if memory := done.trained.outcome().memory:
@@ -338,7 +316,7 @@ class ClientCore:
         return {FIT_MEMORY + name: each for name, each in saved.items()}
 
     def _end(self, done: _Done) -> Vector:
-        """Return the end point that the client reports. An attacker reports a forged end point."""
+        """An attacker reports a forged end point."""
         end = done.trained.outcome().end
         if not self._before_rule:
             return end
@@ -350,8 +328,7 @@ class ClientCore:
         return progress if self.sends_gradients else done.model.vector + progress
 
     def _processed(self, done: _Done, form: Form) -> tuple[Vector, Encoded | None]:
-        """Apply all steps to the update. Return its vector and None, or an empty vector and the encoded
-        update."""
+        """Apply all steps. Return the vector and None, or an empty vector and the encoded update."""
         vector = form.vector()
         if not self._steps:
             return vector, None
@@ -365,8 +342,7 @@ class ClientCore:
         return model.vector + change if is_model else change, None
 
     def _encoded(self, name: str, vector: Vector, done: _Done) -> Vector | Encoded:
-        """Return one of the rule's own vectors as it is sent. The vector is encoded if it is declared
-        `compressed` and a step compresses such vectors."""
+        """Encoded if the vector is declared `compressed` and a step compresses such vectors."""
         if name not in self._rule.side.compressed:
             return vector
         if name not in self._vector_steps:

@@ -1,4 +1,4 @@
-"""Construction of a client's core and its parts from a `ClientSetup`, for every runtime."""
+"""A client's core and its parts from a `ClientSetup`, for every runtime."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from agents.timing.nanoseconds import Nanoseconds
 
 
 def rng(setup: ClientSetup, *purpose: int) -> np.random.Generator:
-    """Return the client's random generator for `purpose`. The purposes are listed in
-    `agents.client.randomness`."""
+    """`agents.client.randomness` lists the purposes."""
     return randomness.generator(setup.seed, setup.client, *purpose)
 
 
 def timing(setup: ClientSetup, begun: int = 0) -> Timing:
-    """Return the durations of the client's trainings. `begun`: number of trainings that earlier
-    processes of the client began."""
+    """`begun`: trainings that earlier processes of the client began."""
     return Timing(
         *(setup.timing, setup.think, lambda *purpose: rng(setup, *purpose)),
         speed=setup.speed,
@@ -35,8 +33,7 @@ def timing(setup: ClientSetup, begun: int = 0) -> Timing:
 
 
 def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> list[ClientStep]:
-    """Return the client's steps of the update pipeline, for a model of `parameters` parameters.
-    `simulated`: whether the run is in virtual time."""
+    """`parameters`: of the model. `simulated`: in virtual time."""
     client = ClientContext(
         run=setup.run,
         name=setup.client,
@@ -56,9 +53,8 @@ def core(
     *,
     fits: bool = False,
 ) -> ClientCore:
-    """Return the core of a client with `samples` training samples. `memory`: vectors that an earlier
-    process of the client saved; None if there are no saved vectors. `fits`: whether the task trains with
-    its own `fit`. Raises any exception that user code raises."""
+    """`samples`: for training. `memory`: vectors that an earlier process of the client saved. `fits`:
+    the task trains with its own `fit`. Raises any exception of user code."""
     own = {name: each for name, each in (memory or {}).items() if name.startswith(FIT_MEMORY)}
     fit_memory = {name.removeprefix(FIT_MEMORY): each for name, each in own.items()}
     after = [step for step in steps if not step.before_rule]

@@ -62,11 +62,7 @@ def main() -> None:
 
 
 class ClientProcess:
-    """The client process: connection, core, trainer and outbox.
-
-    The process connects before it imports torch, so that the client has the state `joining` during the
-    import.
-    """
+    """Connects before it imports torch, so that the client has the state `joining` meanwhile."""
 
     def __init__(self, cfg: ClientConfig) -> None:
         self._config, self._setup, self._name = cfg, cfg.setup, cfg.setup.client
@@ -82,8 +78,8 @@ class ClientProcess:
         largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers, cfg.own_elements)}
         steps = factory.steps(self._setup, cfg.parameters)
         self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
-        """Exchange of keys and shares with other clients; None if no step needs an exchange. Received
-        keys and shares are handled in paho's thread, so that they do not pile up during a training."""
+        """Exchange of keys and shares with other clients, if a step needs it. Received ones are handled
+        in paho's thread, so that they do not pile up during a training."""
         if self._exchange is not None:
             subscriptions += [names.key("+"), names.share(self._name, "+")]
             largest["share"] = self._exchange.share_size
@@ -122,18 +118,16 @@ class ClientProcess:
             )
         self._pace = Pace(None if cfg.share is None else partial(share_in, Path(cfg.share)))
         self._busy_since = time.monotonic()
-        """Time on the host's monotonic clock, in seconds, since which the client has worked without
-        a pause."""
+        """Monotonic time since which the client has worked without a pause."""
         self._ready = True
         self._publish_state("ready")
 
     def _wait(self, elapsed: Nanoseconds) -> Nanoseconds:
-        """Return the delay before the update is sent. `elapsed`: time since the update's training
-        could begin."""
+        """Delay before the update is sent. `elapsed`: since its training could begin."""
         return max(0, self._timing.floor - elapsed) + self._timing.thinking
 
     def run(self) -> None:
-        """Serve until the aggregator sends a stop request, or SIGTERM arrives."""
+        """Ends by a stop request of the aggregator, or SIGTERM."""
         while not self._stopped.is_set():
             self._execute(self._next_actions())
         if self._leaving:
@@ -143,9 +137,8 @@ class ClientProcess:
             self._outbox.close()
 
     def _next_actions(self) -> core.Actions:
-        """Wait for the next event and return the core's actions. Messages that have arrived are handled
-        before the end of a thinking time. So if several models arrived during a training, the next
-        training begins from the newest model."""
+        """Messages that have arrived are handled before the end of a thinking time. So if several models
+        arrived during a training, the next one begins from the newest."""
         until, idle = self._thinking_until, time.monotonic()
         try:
             left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
@@ -191,7 +184,7 @@ class ClientProcess:
         return []
 
     def _take_from_peer(self, message: ReceivedMessage, exchange: Exchange) -> None:
-        """Handle a key or a share of another client. Refuse a key or share that is invalid."""
+        """Refuse an invalid key or share."""
         kind, sender = self._topics.split(message.topic)
         try:
             if kind == "key":
@@ -283,16 +276,15 @@ class ClientProcess:
             sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())} {what}\n")
 
     def _keep_pace(self) -> None:
-        """Wait until the training has taken as long as it takes with the device's CPU share. Handle
-        messages while waiting. Stop waiting if the training must end."""
+        """Wait until the training has taken as long as with the device's CPU share, or must end. Handle
+        messages meanwhile."""
         until = time.monotonic() + self._pace.end()
         while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 self._execute(self._handle(take(self._inbox, left)))
 
     def _interrupted(self) -> bool:
-        """Handle the messages that arrived during the last step. Return whether the training must
-        end."""
+        """Handle messages. Return whether the training must end."""
         while not self._inbox.empty():
             self._execute(self._handle(self._inbox.get()))
         return self._cut or self._stopped.is_set()
@@ -328,12 +320,13 @@ def _remembered(path: Path, client: str) -> SavedVectors:
 
 
 def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
-    """Import torch, build the model, and run one training step whose result is discarded. So these costs
-    occur before the client is ready.
+    """Import torch, build the model, and run one training step whose result is discarded, so that these
+    costs occur before the client is ready.
 
     All objects that exist at the end are excluded from garbage collection. A search through torch's
-    170,000 objects takes 100 ms on one core, so it would make a training on a device with 0.04 cores 2.5
-    s longer."""
+    170,000 objects takes 100 ms on one core: a training on a device with 0.04 cores would take 2.5 s
+    longer.
+    """
     lean = without_meta_kernels() if cfg.code is None else nullcontext()
     with lean, without_garbage_collection():
         import torch

@@ -1,4 +1,4 @@
-"""Files with data that a client keeps when its process is restarted: vectors, and a count."""
+"""Data that a client keeps when its process is restarted: vectors, and a count."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from agents.wire import payloads
 
 
 def save(memory: SavedVectors, path: Path) -> None:
-    """Write `memory`, which must not be empty, to the disk. A crash leaves either the old file or the
-    new file, and never an incomplete file."""
+    """`memory` must not be empty. A crash leaves the old file or the new one, whole."""
     sizes = [vector.size for _, vector in memory.values()]
     metadata = {name: str(number) for name, (number, _) in memory.items()}
     if len(set(sizes)) > 1:  # vectors of equal length are saved without their size
@@ -26,8 +25,7 @@ def save(memory: SavedVectors, path: Path) -> None:
 
 
 def load(path: Path) -> SavedVectors:
-    """Return the memory that `save` wrote, or an empty memory if there is no file. Raises OSError, and
-    ValueError if the file is damaged."""
+    """Empty if there is no file. Raises OSError, and ValueError if the file is damaged."""
     if not path.exists():
         return {}
     with files.open_regular(path) as file:
@@ -39,12 +37,11 @@ def load(path: Path) -> SavedVectors:
 
 
 def count(path: Path) -> int:
-    """Return the number of times that `count_one_more` was called for `path`."""
+    """Calls of `count_one_more`."""
     return path.stat().st_size if path.is_file() else 0
 
 
 def count_one_more(path: Path) -> None:
-    """Increase the count by one. One byte is appended, so the count is correct even if the process is
-    killed at any moment."""
+    """One byte is appended, so the count is correct even if the process is killed at any moment."""
     with path.open("ab") as file:
         file.write(b"\n")

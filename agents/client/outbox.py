@@ -1,8 +1,8 @@
-"""Outbox: one file for each update that a client has finished and the aggregator has not acknowledged.
+"""One file for each update that a client has finished and the aggregator has not acknowledged.
 
 The files survive a crash of the process. They are not fsynced, because a power loss of a device is not
-emulated. Each file has an update, as it is sent, and a checksum. If a file is damaged, or is not an
-update, the file is renamed and reported, so that it does not block other updates.
+emulated. Each has an update, as it is sent, and a checksum. A file that is damaged, or is no update, is
+renamed and reported, so that it does not block others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ _MAX_BYTES = 2**33
 
 
 class Outbox:
-    """The outbox in `folder`. `report` is called with a sentence for each file that is set aside."""
+    """`report`: called with a sentence for each file that is set aside."""
 
     def __init__(self, folder: Path, report: Callable[[str], object]) -> None:
         self._folder, self._report = folder, report
         self._open: list[int] = []
-        """Numbers of the dispatches that the updates in the folder answer, oldest first."""
+        """Dispatches that the updates in the folder answer, oldest first."""
         self._spare = folder / _SPARE
-        """File of an acknowledged update. The file is reused for the next update, because writing to
-        existing pages takes less than half the time."""
+        """Reused for the next update: writing to existing pages takes less than half the time."""
         for path in sorted(folder.iterdir()):
             if path.name != _SPARE and (path.suffix != _SUFFIX or path.name.startswith(".")):
                 continue
@@ -44,8 +43,7 @@ class Outbox:
         self._open.sort()
 
     def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
-        """Store the update that answers `dispatch`. The update's payload is the concatenation of
-        `pieces`."""
+        """The payload is the concatenation of `pieces`."""
         with files.atomic_write(self._file(dispatch)) as partial:
             try:
                 self._spare.rename(partial)
@@ -65,12 +63,12 @@ class Outbox:
             self._file(dispatch).replace(self._spare)
 
     def close(self) -> None:
-        """Remove the spare file; unacknowledged updates stay."""
+        """Unacknowledged updates stay."""
         self._spare.unlink(missing_ok=True)
 
     def payloads(self) -> Iterator[memoryview]:
-        """Yield all updates that are not acknowledged, oldest first, as views of their files. A view is
-        valid until the next `put`. Files that cannot be read are set aside."""
+        """Unacknowledged updates, oldest first, as views of their files, valid until the next `put`.
+        Files that cannot be read are set aside."""
         for dispatch in [*self._open]:
             try:
                 payload = _payload(self._file(dispatch))
@@ -97,8 +95,8 @@ class Outbox:
 
 
 def set_aside(folder: Path) -> list[str]:
-    """Set aside the files in the outbox `folder` that are not valid updates. Return a sentence for each
-    of these files. The outbox's client must not be running."""
+    """Files that are no valid updates, with a sentence for each. The outbox's client must not be
+    running."""
     reports: list[str] = []
     if folder.is_dir():
         for _ in Outbox(folder, reports.append).payloads():
@@ -111,7 +109,7 @@ def _is_number(text: str) -> bool:
 
 
 def _payload(path: Path) -> memoryview:
-    """Return the update in the file `path`. Raises OSError, and ValueError if the file is damaged."""
+    """Raises OSError, and ValueError if the file is damaged."""
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MAX_BYTES:
@@ -121,11 +119,10 @@ def _payload(path: Path) -> memoryview:
 
 
 def retry_while_disk_full(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:
-    """Call `write`. Repeat the call each second while the disk is full. Return whether `write`
-    succeeded.
+    """Repeat `write` each second while the disk is full. Return whether it succeeded.
 
-    `wait` waits for a number of seconds, and returns True if no further call should be made. Raises
-    OSError for any error other than a full disk."""
+    `wait` waits for a number of seconds, and returns True to give up. Raises any other OSError.
+    """
     while True:
         try:
             write()

@@ -1,8 +1,8 @@
 """Pace of a device: work that takes c seconds of CPU time lasts at least c/share seconds.
 
-A CPU quota is granted in slices, one slice per period. A piece of work that begins with a full slice
-would end up to one period too early. This is a large error for a training that takes only a few slices.
-Local processes begin with a full budget likewise (`testbed.runtimes.process.duty_cycle`).
+A CPU quota is granted in slices, one per period. Work that begins with a full slice would end up to one
+period too early, which is much for a training of only a few slices. Local processes begin with a full
+budget likewise (`testbed.runtimes.process.duty_cycle`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ def share_in(file: Path) -> float | None:
 
 
 class Pace:
-    """Computes the time by which a piece of work of this process must be extended.
+    """Time by which a piece of work of this process must be extended.
 
-    A piece of work includes all CPU time of the process since the end of the previous piece. So the CPU
-    time for sending an update counts in the next training. A piece of work begins when the model
-    arrives, so that no CPU time causes waiting twice.
+    A piece includes all CPU time since the end of the previous one. So the CPU time for sending an
+    update counts in the next training. It begins when the model arrives, so that no CPU time causes
+    waiting twice.
 
-    `share` returns the CPU share in cores, or None if the CPU is not limited. The default is the share
-    of the process's control group. `cpu` returns the CPU time of the process in seconds. `clock` returns
-    the time of the host's monotonic clock in seconds.
+    `share` returns the CPU share in cores, None if it is not limited; by default that of the control
+    group. `cpu` returns the CPU seconds of the process, `clock` the host's monotonic time in seconds.
     """
 
     def __init__(
@@ -47,19 +46,18 @@ class Pace:
         self._ended = self._began
 
     def begin(self, since: float | None = None) -> None:
-        """Begin a piece of work at `since`, in seconds of the clock. If `since` is None, the work
-        begins now. If the previous piece ended later than `since`, the work begins at that end, or
-        now if that end is in the future."""
+        """Begin at `since`, in seconds of the clock, or now; not before the end of the previous piece,
+        or now if that is in the future."""
         now = self._clock()
         self._began = now if since is None else min(now, max(since, self._ended))
         self._share_then = self._share()
 
     def end(self) -> float:
-        """End the piece of work. Return the host seconds that the emulated device would still need; 0 if
-        it needs no more time. If the share has changed during the work, the larger share counts.
+        """Return the host seconds that the emulated device would still need, 0 if none. If the share has
+        changed during the work, the larger one counts.
 
-        Call this method only once per piece of work. Each call uses CPU time, which causes more waiting,
-        so a loop of calls would never end.
+        Call this only once per piece. Each call uses CPU time, which causes more waiting, so a loop
+        would never end.
         """
         cpu = self._cpu()
         used, self._paid = cpu - self._paid, cpu

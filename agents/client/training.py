@@ -24,32 +24,25 @@ from agents.tasks.interface import FitClient, Task, mean_loss
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of a training or of a gradient computation."""
-
     end: Vector
-    """Trained parameters, or the gradient if a gradient was requested; shape (d,)."""
+    """Trained parameters, or the gradient if one was requested; shape (d,)."""
     steps: int
-    """Number of steps done, which may be smaller than planned if the training was interrupted."""
+    """Steps done, fewer than planned after an interrupt."""
     loss: float
-    """Mean loss over the steps, including the regularisation; NaN if no step was done."""
+    """Mean over the steps, including the regularisation; NaN if no step was done."""
     buffers: Buffers = NONE
-    """Buffers of the model after the training."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit` after the training; empty if `fit` keeps no memory."""
+    """Memory of the task's own `fit`."""
 
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types for torch's autocast, by the value of `precision`."""
 _FIRST_SCALE = 2.0**16
-"""First loss scale in float16. Without a scale, small gradients would be 0, because the smallest float16
-number is 6e-8."""
+"""For float16, whose smallest number is 6e-8: without a scale, small gradients would be 0."""
 
 
 class Trainer:
-    """Trainer of `task`'s model on `shard`, with the settings `local`. `start`: the initial model.
-
-    Model and shard stay on `device`; arguments and results are on the CPU.
-    """
+    """Model and shard stay on `device`; arguments and results are on the CPU."""
 
     def __init__(
         self,
@@ -73,18 +66,16 @@ class Trainer:
         self._local = local
         bound = local.proximal or local.clip is not None
         self._start = self.flat.w.clone() if bound else None
-        """Parameters at the start of the training, shape (d,); None if neither `proximal` nor `clip`
-        needs them."""
+        """Parameters at the start of the training, shape (d,), for `proximal` or `clip`."""
         self._scale = 1.0
         """Scale of the loss; 1 unless `precision` is float16."""
         self._proximal = local.proximal
-        """Weight of the squared distance to the start of the training: the weight in the local settings
-        plus the weight in the rule's terms."""
+        """Weight of the squared distance to the start: of the local settings plus of the rule's
+        terms."""
         self._linear: torch.Tensor | None = None
-        """Vector that the rule adds to each gradient, shape (d,); None if the rule adds no vector."""
+        """Added to each gradient by the rule, shape (d,)."""
         self._skipped: Sequence[slice] = []
-        """Parts of the vector that the next step must not change, because the loss does not depend on
-        them."""
+        """Parts of the vector that the next step must not change: the loss does not depend on them."""
         self._x = model_inputs(torch.from_numpy(shard.x).to(self._device), shard.scale)
         self._y = torch.from_numpy(shard.y).to(self._device)
         self._optimizer = _optimizer(local, self.flat)
@@ -111,13 +102,12 @@ class Trainer:
         buffers: Buffers = NONE,
         terms: Terms = NO_TERMS,
     ) -> Result:
-        """Train from `start`, shape (d,), and `buffers`. `stopped` is called before each step; the
-        training ends early when `stopped` returns true. `terms`: terms that the rule adds to the
-        objective. The reported loss does not include these terms.
+        """Train from `start`, shape (d,), until `stopped`, which is called before each step. `terms`:
+        those of the rule; the reported loss does not include them. `lr`: before `lr_by_step` is applied;
+        None for that of the settings.
 
-        Mini-batches are taken from a random permutation of the shard. After each pass, a new permutation
-        is drawn. `lr`: step size before `lr_by_step` is applied; None for the step size in the local
-        settings.
+        Mini-batches are taken from a random permutation of the shard. After each pass, a new one is
+        drawn.
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
@@ -138,7 +128,7 @@ class Trainer:
         return Result(vector_of(end), steps, mean, buffers_of(self.flat.module))
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
-        """Return the gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
+        """One mini-batch at `start`, shape (d,)."""
         self._set_terms(NO_TERMS)
         self._load(start, buffers, rng)
         order = batches(len(self._y), self._local, rng, self._device)
@@ -146,7 +136,6 @@ class Trainer:
         return Result(vector_of(self.flat.gradient), 1, loss, buffers_of(self.flat.module))
 
     def _set_terms(self, terms: Terms) -> None:
-        """Use the terms of the rule in the next training."""
         self._proximal = self._local.proximal + terms.proximal
         if self._proximal and self._start is None:
             self._start = self.flat.w.clone()
@@ -167,9 +156,8 @@ class Trainer:
         self._scale = _FIRST_SCALE if self._local.precision == "float16" else 1.0
 
     def _gradient(self, batch: torch.Tensor) -> float:
-        """Return the local objective on `batch` and put its gradient into `flat`. The gradient includes
-        the ℓ2 term, the FedProx term and the rule's terms, if they are set. If the settings require it,
-        the sum is clipped."""
+        """Return the local objective; put its gradient into `flat`, with the ℓ2 term, the FedProx term
+        and the rule's terms, if set, and clipped if the settings require it."""
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
@@ -191,11 +179,11 @@ class Trainer:
         return value
 
     def _differentiate(self, batch: torch.Tensor) -> float:
-        """Return the task's loss on `batch` and put its gradient into `flat`.
+        """Return the task's loss; put its gradient into `flat`.
 
         In float16 the loss is scaled, so that small gradients are not lost. If the gradient overflows,
         the scale is halved for the rest of the training and the batch is repeated (BatchNorm then counts
-        the batch twice).
+        it twice).
         """
         flat, half = self.flat, _HALF.get(self._local.precision)
         x, y = self._x[batch], self._y[batch]
@@ -219,21 +207,19 @@ class Trainer:
 
 
 _FIT_PARAMETERS = 3
-"""Number of parameters of a `fit` that does not ask for the client: module, shard and step size."""
+"""Parameters of a `fit` that does not ask for the client: module, shard and step size."""
 
 
 class FitTrainer(Trainer):
-    """Trainer for a task that has its own training method `fit` (`Task.fits`). One call of `fit` is one
-    step, with step size `lr`."""
+    """For a task with its own `fit` (`Task.fits`), one call of which is one step with step size `lr`."""
 
     def assign(self, shard: Shard, local: LocalTraining) -> None:
         self._local, self._shard = local, shard
         self._start = self.flat.w.clone() if local.clip is not None else None
 
     def warm_up(self) -> None:
-        """Evaluate one sample and do one step of a torch optimizer. The imports that this causes take
-        seconds, so they are done before the run clock starts. `fit` itself is not called, because a
-        call may take long."""
+        """Evaluate one sample and do one step of a torch optimizer, whose imports take seconds, before
+        the run clock starts. `fit` is not called, because that may take long."""
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()
@@ -266,8 +252,7 @@ class FitTrainer(Trainer):
         return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module), memory)
 
     def _fit(self, lr: float) -> float:
-        """Call the task's `fit` and return the loss that it returned. Raises TypeError if the loss is
-        not a number."""
+        """Return the loss of `fit`. Raises TypeError if it is not a number."""
         fit: Callable[..., object] = self._task.fit
         takes_client = len(inspect.signature(fit).parameters) > _FIT_PARAMETERS
         given = (self.flat.module, self._shard, lr, *((self._client,) if takes_client else ()))
@@ -285,8 +270,7 @@ class FitTrainer(Trainer):
 
 
 def _remembered(name: object, value: object) -> Vector:
-    """Return a copy of an entry of the memory of a task's own `fit`. Raises TypeError if the entry is
-    not a float32 vector with a text as name."""
+    """Copy of an entry. Raises TypeError unless it is a float32 vector with a text as name."""
     if not isinstance(name, str) or not isinstance(value, np.ndarray):
         raise TypeError(f"fit keeps memory[{name!r:.40}] = {value!r:.80}, expected a NumPy array")
     if value.ndim != 1 or value.dtype != np.float32 or not value.size:
@@ -302,13 +286,11 @@ def make_trainer(
     start: InitialModel = FROM_TASK,
     device: str | torch.device = "cpu",
 ) -> Trainer:
-    """Return a `Trainer`, or a `FitTrainer` if the task has its own `fit`."""
     return (FitTrainer if task.fits else Trainer)(task, shard, local, start, device)
 
 
 def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
-    """Move `end` towards `start` until ‖end − start‖ ≤ bound. Do not change `end` if it is within the
-    bound."""
+    """Move `end` towards `start` until ‖end − start‖ ≤ bound."""
     end.sub_(start)
     length = _length(end)
     if length > bound:
@@ -317,22 +299,20 @@ def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
 
 
 def _length(tensor: torch.Tensor) -> float:
-    """Return ‖tensor‖, computed in float64. In float32, torch's `norm` of 30 million equal elements is
-    1.6 % too small."""
+    """‖tensor‖ in float64. In float32, torch's `norm` of 30 million equal elements is 1.6 % too
+    small."""
     if tensor.is_cpu:
         return norm(tensor.numpy())
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 class _Optimizer(Protocol):
-    """Optimizer for the parameters of a `FlatModule`. It reads the gradient from the `FlatModule`."""
+    """Reads the gradient from the `FlatModule`."""
 
-    def reset(self) -> None:
-        """Forget the state of the previous training."""
+    def reset(self) -> None: ...
 
     def step(self, lr: float, skipped: Sequence[slice]) -> None:
-        """Update all parameters except the parts `skipped`. For `skipped` parts, the step does not
-        count. The gradient may be overwritten."""
+        """For parts `skipped`, the step does not count. The gradient may be overwritten."""
 
 
 def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:
@@ -340,7 +320,7 @@ def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:
 
 
 class _Sgd:
-    """SGD: w ← w − lr·g, with weight decay and heavy-ball momentum."""
+    """w ← w − lr·g, with weight decay and heavy-ball momentum."""
 
     def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat
@@ -375,7 +355,7 @@ class _Adam:
         self._local, self._flat = local, flat
         self._whole = self._optimizer = self._on([flat.w])
         self._parts: list[torch.Tensor] = []
-        """Parameters as single tensors; empty until a step has skipped a parameter."""
+        """Empty until a step has skipped a parameter."""
 
     def _on(self, tensors: list[torch.Tensor]) -> torch.optim.Adam:
         local = self._local
@@ -409,8 +389,7 @@ class _Adam:
 def batches(
     samples: int, local: LocalTraining, rng: np.random.Generator, device: str | torch.device = "cpu"
 ) -> Iterator[torch.Tensor]:
-    """Yield mini-batches of indices, shape (b,), without end. Yield nothing if a pass has no
-    mini-batch."""
+    """Indices, shape (b,), without end; nothing if a pass has no mini-batch."""
     count, last = local.batches(samples)
     begins = [place * local.batch_size for place in range(count)]
     ends = [*begins[1:], *(begin + last for begin in begins[-1:])]

@@ -1,5 +1,4 @@
-"""Minimum durations of a client's trainings, and thinking times after the trainings. No I/O and no
-clock."""
+"""Minimum durations of a client's trainings, and thinking times after them. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -14,17 +13,12 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds
 
 
 class Timing:
-    """Durations of one client's trainings in a run.
+    """`timing`: minimum duration of a training, before it is divided by `speed`. `think`: pause between
+    its end and the sending of its update. Both are 0 if None. `rng`: generator for the minimum durations
+    (TIMING) or for the pauses (THINKING). `begun`: trainings that earlier processes of the client began.
 
-    `timing`: minimum duration of a training, before it is divided by `speed`. `think`: pause between the
-    end of a training and the sending of its update. If `timing` or `think` is None, its values are 0.
-    `rng`: function that returns the random generator for the minimum durations (argument TIMING) or for
-    the pauses (argument THINKING). `begun`: number of trainings that earlier processes of the client
-    began.
-
-    Each training draws a new value of `timing` and of `think` when it begins. A training that is
-    repeated after a crash draws new values, too: with the old values, a long training might never end
-    between two crashes.
+    Each training draws new values when it begins, also one that is repeated after a crash: with the old
+    values, a long training might never end between two crashes.
     """
 
     def __init__(
@@ -42,15 +36,13 @@ class Timing:
             for duration, purpose in ((timing, TIMING), (think, THINKING))
         )
         self.floor: Nanoseconds = 0
-        """Minimum duration in nanoseconds of the newest training, measured from the time at which the
-        training could begin."""
+        """Minimum duration of the newest training, from when it could begin."""
         self.thinking: Nanoseconds = 0
         """Nanoseconds between the end of the newest training and the sending of its update."""
         for _ in range(begun):
             self.begin()
 
     def begin(self) -> None:
-        """Draw the durations of a training that begins."""
         if self._timing is not None:
             self.floor = from_seconds(self._timing() / self._speed)
         if self._think is not None:

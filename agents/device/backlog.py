@@ -1,5 +1,5 @@
-"""Measurement of a shaped link during the run: the number of bytes that left the link's queue while
-packets waited, compared with the number that the link's rate allows in that time. No I/O and no clock.
+"""Measurement of a shaped link during the run: the bytes that left its queue while packets waited,
+against those that its rate allows in that time. No I/O and no clock.
 
 The rate of a transfer says little about the link, because transfers also wait for the client and the
 aggregator. But while packets wait in the link's own queue, only the link limits them.
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from agents.wire.messages import QueueUse
 
 PACKET = 1514
-"""Length of a full packet in bytes, including the Ethernet header."""
+"""Bytes of a full packet, with the Ethernet header."""
 _STUCK_SECONDS, _STUCK_PACKETS = 1.0, 3
-"""A queue is stuck if nothing has left the queue for at least this number of seconds, and if the link's
-rate allows at least this number of packets in that time."""
+"""A queue is stuck if nothing has left it for at least these seconds, in which the rate allows at least
+these packets."""
 
 
 class _QueueReading(NamedTuple):
-    """One reading of a queue's counters, with the fields that `Backlog.read` describes."""
+    """Fields as `Backlog.read` describes them."""
 
     at: float
     left: int
@@ -29,7 +29,7 @@ class _QueueReading(NamedTuple):
 
 
 class Backlog:
-    """Measurement of the queue of one direction of a link."""
+    """One direction of a link."""
 
     def __init__(self) -> None:
         self._last: _QueueReading | None = None
@@ -85,8 +85,7 @@ class Backlog:
 
     @property
     def stuck_since(self) -> float | None:
-        """Time since which nothing has left the queue, if the queue is stuck; None if the queue is not
-        stuck."""
+        """Time since which nothing has left the queue; None if it is not stuck."""
         if self._last is None or not self._last.waiting or self._last.rate is None:
             return None
         still = self._last.at - self._still_since

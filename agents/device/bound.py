@@ -18,8 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when the process `parent` ends. If `parent` has ended already,
-    exit."""
+    """The kernel kills this process when `parent` ends. If that has ended already, exit."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent process has ended")

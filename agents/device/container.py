@@ -1,4 +1,4 @@
-"""The container of an emulated device. Its link is shaped, a control group limits it, and its client is
+"""The container of an emulated device: its link is shaped, a control group limits it, and its client is
 an ordinary user."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agents.wire.messages import CgroupLimits, UsageSample
 
 
 class DeviceContainer(DeviceMachine):
-    """The container of the device `device`. `netem`: whether the kernel's netem emulates delay, jitter
-    and loss in it. `user`: numeric id of the user and group of its client."""
+    """`netem`: the kernel's netem emulates delay, jitter and loss in it. `user`: id of its client's user
+    and group."""
 
     def __init__(self, device: str, *, netem: bool, user: int) -> None:
         self._device, self._user = device, user

@@ -1,7 +1,7 @@
 """Limits and counters of a process's control group, in cgroup v1 or v2, as the kernel reports them.
 
-The paths of the group's files differ between hosts, so the paths are read from the kernel. Some engines
-give a container its own cgroup namespace, others the namespace of the host. Distributions mount the
+The paths of the group's files are read from the kernel, because they differ between hosts: some engines
+give a container its own cgroup namespace, others that of the host, and distributions mount the
 hierarchies of v1 in different places and combinations.
 """
 
@@ -21,23 +21,19 @@ _PROC, _MEMINFO = Path("/proc"), Path("/proc/meminfo")
 _UNIFIED = ""
 """Key of the v2 hierarchy in mappings whose other keys are the controllers of v1."""
 _FILE_BYTES = 4096
-"""Maximum number of bytes read from a file; every file read here is smaller."""
+"""Every file read here is smaller."""
 _V1_UNLIMITED_BYTES = 2**62
 """A v1 limit of this number of bytes or more means that there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """The control group of one process."""
-
     folders: Mapping[str, Path]
-    """Folder of the group in each hierarchy, by controller. The key of the v2 hierarchy is an empty
-    string."""
+    """By controller; an empty string for the v2 hierarchy."""
 
     @classmethod
     def of_process(cls, process: int | str = "self", proc: Path = _PROC) -> ControlGroup:
-        """Return the group of `process` as this process sees it. The result has no folders if the group
-        is not visible."""
+        """Group as this process sees it; without folders if it is not visible."""
         found: dict[str, Path] = {}
         with suppress(OSError, ValueError):
             paths = dict(_paths(proc / str(process) / "cgroup"))
@@ -49,7 +45,7 @@ class ControlGroup:
         return cls(found)
 
     def limits(self) -> CgroupLimits | None:
-        """Return the limits that the kernel enforces now; None if the limits cannot be read."""
+        """Limits that the kernel enforces now; None if they cannot be read."""
         try:
             return self._limits_v1() if "cpu" in self.folders else self._limits_v2()
         except (OSError, ValueError, KeyError):
@@ -83,16 +79,15 @@ class ControlGroup:
         )
 
     def cores(self) -> float | None:
-        """Return the quota as a number of cores; None if there is no quota, or if the quota cannot be
-        read."""
+        """Quota in cores; None if there is none, or if it cannot be read."""
         with suppress(OSError, ValueError, KeyError):
             quota, period = self._quota()
             return None if quota == NO_LIMIT else quota / period
         return None
 
     def _quota(self) -> tuple[int, int]:
-        """Return the CPU time per period and the length of the period, both in µs. The CPU time is
-        NO_LIMIT if there is no quota. Raises OSError, ValueError, KeyError."""
+        """CPU time per period (NO_LIMIT without a quota), and period, in µs. Raises OSError, ValueError,
+        KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             quota, period = _read(v1 / "cpu.cfs_quota_us"), _read(v1 / "cpu.cfs_period_us")
         else:
@@ -100,8 +95,7 @@ class ControlGroup:
         return NO_LIMIT if quota in ("max", "-1") else int(quota), int(period)
 
     def cpu_seconds(self) -> float | None:
-        """Return the CPU seconds that the group has used so far; None if the kernel does not count them
-        for this group."""
+        """None if the kernel does not count them for this group."""
         with suppress(OSError, KeyError):
             if (v1 := self.folders.get("cpuacct")) is not None:
                 return int(_read(v1 / "cpuacct.usage")) / 1e9
@@ -109,8 +103,8 @@ class ControlGroup:
         return None
 
     def throttling(self) -> tuple[int, int, float]:
-        """Return the number of CFS periods in which the group ran, the number of periods in which the
-        group was throttled, and the seconds of throttling. Raises OSError, KeyError."""
+        """CFS periods in which the group ran, those in which it was throttled, and seconds of
+        throttling. Raises OSError, KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             stat = _pairs(v1 / "cpu.stat")
             return stat["nr_periods"], stat["nr_throttled"], stat["throttled_time"] / 1e9
@@ -119,8 +113,8 @@ class ControlGroup:
         return stat.get("nr_periods", 0), stat.get("nr_throttled", 0), throttled
 
     def memory_kills(self) -> tuple[int, int]:
-        """Return the number of processes of the group that the kernel has killed for exceeding the
-        memory limit, and the limit in bytes; (0, 0) if that is unknown."""
+        """Processes of the group that the kernel has killed for exceeding the memory limit, and the
+        limit in bytes; (0, 0) if unknown."""
         with suppress(OSError, KeyError):
             if (v1 := self.folders.get("memory")) is not None:
                 kills, limit = _pairs(v1 / "memory.oom_control"), v1 / "memory.limit_in_bytes"
@@ -132,9 +126,9 @@ class ControlGroup:
 
 
 def weights_of(shares: int) -> tuple[int, int]:
-    """Return the two v2 weights to which container runtimes may convert CPU shares
-    (opencontainers/cgroups). The first weight is linear in the shares (runc before 1.4). The second is
-    on the newer curve, which maps the default of 1024 shares to the default weight 100."""
+    """The two v2 weights to which container runtimes may convert CPU shares (opencontainers/cgroups):
+    linear in the shares (runc before 1.4), and on the newer curve, which maps the default of 1024 shares
+    to the default weight 100."""
     linear = 1 + (shares - 2) * 9999 // 262142
     logarithm = math.log2(shares)
     curve = math.ceil(10 ** ((logarithm * logarithm + 125 * logarithm) / 612 - 7 / 34))
@@ -142,8 +136,7 @@ def weights_of(shares: int) -> tuple[int, int]:
 
 
 def _paths(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield (controller, path of the group) for each controller of v1. The entry of v2 has an empty
-    string as controller."""
+    """Controller and group's path; for v2 with an empty string as controller."""
     for line in file.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
@@ -151,8 +144,8 @@ def _paths(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
-    """For each mounted hierarchy, yield its controllers, the path of the group at the root of the mount,
-    and the mount point."""
+    """Controllers, path of the group at the root of the mount, and mount point, of each mounted
+    hierarchy."""
     for line in file.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -164,8 +157,8 @@ def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
 
 
 def _below(path: str, root: str) -> str:
-    """Return `path` relative to `root`. The result is empty if `path` is not below `root`, because the
-    mount then shows the group itself."""
+    """Relative to `root`; empty if `path` is not below it, because the mount then shows the group
+    itself."""
     if root == "/":
         return path.lstrip("/") if not path.startswith("/..") else ""
     inside = path.removeprefix(root)
@@ -173,7 +166,7 @@ def _below(path: str, root: str) -> str:
 
 
 def _bytes(file: Path) -> int | None:
-    """Read a limit in bytes. Return None if this kernel does not have the limit."""
+    """None if this kernel does not have the limit."""
     try:
         text = _read(file)
     except FileNotFoundError:
@@ -182,8 +175,8 @@ def _bytes(file: Path) -> int | None:
 
 
 def _swap(limit: int | None) -> int | None:
-    """Return the swap limit `limit` in bytes. If the kernel has no swap limit (`limit` is None), return
-    0 if this host has no swap, else None."""
+    """Bytes. If the kernel has no swap limit (`limit` is None): 0 if this host has no swap, else
+    None."""
     if limit is not None:
         return limit
     return 0 if re.search(r"^SwapTotal: +0 kB$", _MEMINFO.read_text(), re.MULTILINE) else None
@@ -195,8 +188,7 @@ def _pairs(file: Path) -> dict[str, int]:
 
 
 def _read(file: Path) -> str:
-    """Return the content of `file`. Plain system calls are used, because a device reads every second,
-    and reading uses the device's own CPU share."""
+    """By plain system calls: a device reads every second, and reading uses its own CPU share."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, _FILE_BYTES).decode("ascii").strip()

@@ -1,15 +1,15 @@
 """A delay line in userspace: delay, jitter and loss of a link on kernels without sch_netem, and of the
-segments that devices share.
+segments that devices share. (`agents.device.link` shapes a device's own rate.)
 
-The delay line works on the receiving side. An iptables rule sends received packets to an NFQUEUE, where
-the kernel holds each packet until the packet is due. (On the sending side, TCP would slow down, because
-it counts packets that its own host holds.) `agents.device.link` shapes a device's own rate.
+It works on the receiving side: an iptables rule sends received packets to an NFQUEUE, where the kernel
+holds each until it is due. On the sending side, TCP would slow down, because it counts packets that its
+own host holds.
 
 Fail closed: the rules have no --queue-bypass. So the kernel drops all packets of a queue while no delay
-line serves it: before the delay line starts, and after it ends for any reason.
+line serves it: before it starts, and after it ends for any reason.
 
-A delay line should have its own process, without CPU quota and with CAP_SYS_NICE. Otherwise the delay
-line is late when it is throttled, waits for a core, or waits for a thread that holds Python's lock.
+A delay line should have its own process, without CPU quota and with CAP_SYS_NICE. Otherwise it is late
+when it is throttled, waits for a core, or waits for a thread that holds Python's lock.
 """
 
 from __future__ import annotations
@@ -26,30 +26,28 @@ from agents.device.nfqueue import PacketQueues
 from agents.timing.realtime import make_realtime
 
 _LENGTH = 65536
-"""Maximum number of packets in a queue. For comparison: a link of 1 Gbit/s carries 42,000 full packets
-in 0.5 s."""
+"""Packets in a queue. A link of 1 Gbit/s carries 42,000 full packets in 0.5 s."""
 _BATCH = 64
-"""Maximum number of packets received in one call. The number is so small that packets that become due
-meanwhile wait much less than 1 ms."""
+"""Packets received in one call: so few that those that become due meanwhile wait much less than 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
-"""A sleep longer than _DOZE seconds is shortened by _NAP seconds, because the kernel may end a sleep 0.1
-to 0.5 % late."""
+"""A sleep longer than _DOZE seconds is shortened by _NAP, because the kernel may end it 0.1 to 0.5 %
+late."""
 
 _EARLY_MAX = 0.0005
-"""Maximum time in seconds by which a packet may be accepted early. Early packets compensate for late
-packets, so that the mean delay is right."""
+"""Maximum seconds by which a packet may be accepted early, to compensate for late ones, so that the mean
+delay is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """Delay, jitter and loss of one direction of a link; loss 1 is an outage. Raises ValueError."""
+    """One direction of a link; loss 1 is an outage. Raises ValueError."""
 
     delay: float = 0.0
-    """One-way delay in seconds."""
+    """One-way seconds."""
     jitter: float = 0.0
-    """Jitter in seconds: the delay is uniform in delay ± jitter, but never negative."""
+    """The delay is uniform in delay ± jitter seconds, but never negative."""
     loss: float = 0.0
-    """Share of the packets that are dropped, from 0 to 1. Losses are independent."""
+    """Share of the packets that are dropped, from 0 to 1, independently."""
 
     def __post_init__(self) -> None:
         for name in ("delay", "jitter"):
@@ -61,17 +59,16 @@ class Impairment:
 
 @dataclass(slots=True)
 class QueueTally:
-    """Counters of a queue's packets. The totals of times are in seconds, over the accepted packets."""
+    """Counters of packets. Totals of times are in seconds, over the accepted packets."""
 
     arrived: int = 0
     dropped: int = 0
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
-    """Sum of the accepted packets' lateness, in seconds. A packet's lateness is the time from its due
-    time until it was accepted, that is, left the queue. It is negative if the packet left early."""
+    """Sum of the time from each packet's due time until it was accepted, that is, left the queue;
+    negative if early."""
     late_max: float = 0.0
-    """Maximum lateness of a packet, in seconds."""
 
 
 @dataclass(slots=True)
@@ -79,20 +76,17 @@ class _DelayedQueue:
     impairments: Sequence[Impairment]
     """Impairments that a packet passes one after the other."""
     held: deque[tuple[float, float, int]] = field(default_factory=deque)
-    """(due time, arrival time, packet number) of each held packet, oldest first; due times never
-    decrease."""
+    """(due time, arrival time, packet number), oldest first; due times never decrease."""
     tally: QueueTally = field(default_factory=QueueTally)
 
 
 class DelayLine:
-    """Decides for each packet of each queue whether to drop it, or when to accept it. No I/O and no
-    clock.
+    """Decides for each packet whether to drop it, or when to accept it. No I/O and no clock.
 
-    Packets of a queue never overtake each other. A packet may have a smaller jitter than the previous
-    packet, or the delay may have been reduced. If such a packet would be due before the previous packet,
-    both are due at the same time. `uniform` returns random numbers in [0, 1). Times are seconds of any
-    clock that never goes back. `impairments`: for each queue, the impairments that its packets pass one
-    after the other.
+    Packets of a queue never overtake each other: one that would be due before the previous packet,
+    because of a smaller jitter or a reduced delay, is due with it. `uniform` returns random numbers in
+    [0, 1). Times are seconds of any clock that never goes back. `impairments`: those that a queue's
+    packets pass one after the other.
     """
 
     def __init__(
@@ -110,7 +104,7 @@ class DelayLine:
         self._queues[queue].impairments = impairments
 
     def arrive(self, queue: int, packet: int, now: float) -> bool:
-        """Add `packet` to `queue`. Return False if the packet must be dropped now."""
+        """Return False if the packet must be dropped now."""
         delayed = self._queues[queue]
         delayed.tally.arrived += 1
         due = now
@@ -130,15 +124,12 @@ class DelayLine:
         return True
 
     def next_due(self) -> float | None:
-        """Return the time at which the next packet is due; None if no packet is held."""
+        """None if no packet is held."""
         return self._heads[0][0] if self._heads else None
 
     def due(self, now: float, early: float = 0.0) -> list[tuple[int, int]]:
-        """Release the packets that are due or become due within `early` seconds.
-
-        For each queue that has such packets, return (queue, last of these packets). The kernel must
-        accept the last packet and all packets that are before it in the queue.
-        """
+        """Release the packets that are due within `early` seconds. Return (queue, last packet): the
+        kernel must accept it and all before it in the queue."""
         accepted = []
         heads = self._heads
         while heads and heads[0][0] <= now + early:
@@ -152,14 +143,12 @@ class DelayLine:
         return accepted
 
     def tally(self, queue: int) -> QueueTally:
-        """Return the counters of `queue` since the start. The returned object changes with later
-        packets."""
+        """Since the start. The object changes with later packets."""
         return self._queues[queue].tally
 
 
 def _release(delayed: _DelayedQueue, now: float, early: float) -> int:
-    """Remove the packets that are due by `now + early`; return the number of the last removed packet. At
-    least one packet must be due."""
+    """Remove the packets that are due by `now + early`, at least one; return the last."""
     held, tally = delayed.held, delayed.tally
     last = held[0][2]
     tally.late_max = max(tally.late_max, now - held[0][0])  # the oldest is the latest
@@ -172,15 +161,14 @@ def _release(delayed: _DelayedQueue, now: float, early: float) -> int:
 
 
 def _may_be_merged(impairments: Sequence[Impairment]) -> bool:
-    """Whether the kernel may hand over several packets merged into one. A merged packet consists of up
-    to 45 consecutive packets, which are then lost together. Merging makes no difference if all or no
-    packets are lost."""
+    """Whether the kernel may hand over up to 45 consecutive packets merged into one. They are then lost
+    together, which makes no difference if all or no packets are lost."""
     losses = {impairment.loss for impairment in impairments}
     return 1 in losses or losses <= {0}
 
 
 class DelayServer:
-    """A delay line that serves queues of the kernel. The constructor binds the queues.
+    """Serves queues of the kernel, which the constructor binds.
 
     `serve` runs in one thread; the other methods may be called from other threads. The constructor and
     `serve` raise QueueError.
@@ -192,8 +180,7 @@ class DelayServer:
         uniform: Callable[[], float],
         length: int = _LENGTH,
     ) -> None:
-        """`length`: maximum number of packets in each queue; choose at least 1.5 × packets per second ×
-        delay."""
+        """`length`: packets in each queue; choose at least 1.5 × packets per second × delay."""
         self._line = DelayLine(impairments, uniform)
         self._stopping = False
         self._early = 0.0001
@@ -208,23 +195,19 @@ class DelayServer:
             raise
 
     def close(self) -> None:
-        """Let the kernel drop all held packets and all later packets. Call this method after `serve` has
-        returned."""
+        """The kernel drops all held and later packets. Call this after `serve` has returned."""
         self._queues.close()
         os.close(self._wake)
 
     def change(self, queue: int, impairments: Sequence[Impairment]) -> None:
-        """Set the impairments of packets that arrive from now on. Raises KeyError for a queue that is
-        not served."""
+        """For packets that arrive from now on. Raises KeyError for a queue that is not served."""
         self._line.change(queue, impairments)
         self._queues.set_merged(queue, merged=_may_be_merged(impairments))
 
     def tally(self, queue: int) -> QueueTally:
-        """Return the counters of `queue`, for the packets received so far."""
         return self._line.tally(queue)
 
     def stop(self) -> None:
-        """Make `serve` return."""
         self._stopping = True
         os.eventfd_write(self._wake, 1)
 
@@ -242,8 +225,7 @@ class DelayServer:
             readable = self._wait()
 
     def _accept(self) -> None:
-        """Accept the packets that are due. Waking up takes a varying time, so this method adapts how
-        early the thread wakes up."""
+        """Waking up takes a varying time, so how early the thread wakes up is adapted."""
         now, due = time.monotonic(), self._line.next_due()
         if due is not None and due <= now + self._early:
             late = min(now - due, _EARLY_MAX)
@@ -251,8 +233,8 @@ class DelayServer:
             self._queues.accept(self._line.due(now, self._early))
 
     def _wait(self) -> bool:
-        """Wait until a packet arrives, or until shortly before a held packet is due, with a precision of
-        about 0.1 ms. Return whether a packet arrived."""
+        """Wait for a packet, or until shortly before a held one is due, to about 0.1 ms. Return whether
+        a packet arrived."""
         due = self._line.next_due()
         timeout = None if due is None else max(0.0, due - self._early - time.monotonic())
         if timeout is not None and timeout > _DOZE:

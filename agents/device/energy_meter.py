@@ -1,5 +1,4 @@
-"""Energy of one device in real time: applies the energy account to the counters of the kernel. No I/O
-and no clock.
+"""Energy of one device in real time, by the counters of the kernel. No I/O and no clock.
 
 The init of a container and the process runtime own one meter per device. They read the counters, call
 `update`, then `switch`, and end or start the client as `switch` says.
@@ -21,34 +20,31 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seco
 from agents.wire.messages import MAX_WATTS, EnergyFigures, EnergySample, EnergyStart
 
 STEP: Nanoseconds = SECOND // 20
-"""Shortest time between two looks at the counters, in nanoseconds of the host's clock. A device powers
-off at most this much later than its battery reaches the threshold."""
+"""Shortest time between two looks at the counters, on the host's clock. A device powers off at most this
+much later than its battery reaches the threshold."""
 _EARLIER: Nanoseconds = 30 * SECOND
-"""Age in nanoseconds up to which readings from before the start of the run clock are kept."""
+"""Readings from before the start of the run clock are kept up to this age."""
 
 
 class CounterReading(NamedTuple):
-    """Counters of a device. They only grow, except for a new process or container."""
+    """Counters that only grow, except for a new process or container."""
 
     at: Nanoseconds
-    """Time of the reading in nanoseconds on the host's monotonic clock."""
+    """Time on the host's monotonic clock."""
     cpu: Nanoseconds
-    """CPU time that the device has used, in nanoseconds of a host core."""
+    """CPU time of a host core."""
     sent: int = 0
-    """Bytes that the device has sent over its link."""
+    """Bytes over the link."""
     received: int = 0
-    """Bytes that the device has received over its link."""
+    """Bytes over the link."""
 
 
 class EnergyMeter:
-    """Energy meter of `device`.
+    """`cpu`: share in host cores of device time, to which `config.busy` refers. `dilation`: host seconds
+    per second of device time. `is_present`: the device takes part in the run from the start.
 
-    `cpu`: CPU share in host cores of device time, to which `config.busy` refers. `dilation`: host
-    seconds per second of device time. `is_present`: whether the device takes part in the run from the
-    start.
-
-    Consumption is counted from the start of the run clock, of which `start` tells the meter. Readings
-    from before this call tell how much of the counters is older than the run clock.
+    Consumption is counted from the start of the run clock, of which `start` tells. Earlier readings show
+    how much of the counters is older than that.
     """
 
     def __init__(
@@ -65,19 +61,18 @@ class EnergyMeter:
         self.account = EnergyAccount(config, cpu)
         self.account.is_counted = is_present
         self._epoch: Nanoseconds | None = None
-        """Time on the host's clock at device time 0; None until the run clock has started."""
+        """The host's clock at device time 0, once that is known."""
         self._earlier: list[CounterReading] = []
         """Readings from before the run clock was known to run."""
         self._last: CounterReading | None = None
-        """CounterReading up to which the account has counted; None before the first reading."""
+        """Reading up to which the account has counted."""
         self._reported_on = True
-        """Whether the device had power at the last call of `switch`."""
+        """Power at the last call of `switch`."""
         self._sampled = 0, 0
-        """Device time in nanoseconds and consumed energy in femtojoules at the last sample."""
+        """Device time in nanoseconds and consumed femtojoules at the last sample."""
 
     @property
     def is_counting(self) -> bool:
-        """Whether the run clock is known to run."""
         return self._epoch is not None
 
     def start(self, order: EnergyStart) -> None:
@@ -102,9 +97,8 @@ class EnergyMeter:
         self._earlier.clear()
 
     def update(self, reading: CounterReading, *, is_starting: bool = False) -> None:
-        """Count the consumption up to `reading`. `is_starting`: whether the client has been starting
-        since the last call. A client starts without a CPU limit, so that its CPU time says nothing of
-        the device. Instead, the whole CPU share of the device counts as busy."""
+        """`is_starting`: the client has been starting since the last call, without a CPU limit. Its CPU
+        time then says nothing of the device, whose whole CPU share counts as busy instead."""
         if self._epoch is None:
             oldest = reading.at - _EARLIER
             self._earlier = [one for one in self._earlier if one.at >= oldest] + [reading]
@@ -124,8 +118,8 @@ class EnergyMeter:
             )
 
     def switch(self) -> bool | None:
-        """Power the device off or on if its battery requires it. Return whether the device has power
-        now; None if this has not changed since the last call."""
+        """Power off or on if the battery requires it. Return whether the device has power; None if that
+        is as at the last call."""
         if self.is_counting and self.account.must_switch:
             self.account.switch()
         if self.account.is_on == self._reported_on:
@@ -134,15 +128,14 @@ class EnergyMeter:
         return self.account.is_on
 
     def next_look(self, now: Nanoseconds) -> float:
-        """Return the time in nanoseconds on the host's clock at which the device may power off or
-        return at the earliest, but at least `STEP` after `now`. Infinite if this cannot happen."""
+        """Earliest time on the host's clock at which the device may power off or return, in nanoseconds,
+        but at least `STEP` after `now`; infinite if it cannot."""
         if self._epoch is None or (ahead := self.account.outlook(self.account.busy)) is None:
             return math.inf
         return max(now + STEP, self._epoch + round(ahead.at * self._dilation))
 
     def sample(self, at: float) -> EnergySample:
-        """Return the energy up to the last update. `at`: time of the sample in seconds on the
-        aggregator's monotonic clock."""
+        """Up to the last update. `at`: seconds on the aggregator's monotonic clock."""
         account = self.account
         since, consumed = self._sampled
         self._sampled = account.at, account.consumed
@@ -156,8 +149,7 @@ class EnergyMeter:
 
 
 def figures_of(account: EnergyAccount, power: float) -> EnergyFigures:
-    """Return the figures of `account` for a sample. `power`: mean power since the last sample, in
-    watts."""
+    """`power`: watts, mean since the last sample."""
     battery = account.has_battery
     return EnergyFigures(
         consumed=to_joules(account.consumed),

@@ -2,13 +2,13 @@
 
 The uplink is shaped by a tbf at the interface's egress. For the downlink, a u32 filter that matches all
 packets (many kernels lack matchall) redirects the ingress to an IFB device, whose egress has a tbf. tc
-gets rates as whole bit/s, because tc's `mbps` means megabytes per second. The settings are read back. If
-they differ from the requested link, LinkError is raised.
+gets rates as whole bit/s, because its `mbps` means megabytes per second. The settings are read back;
+LinkError is raised if they differ from the requested link.
 
-A TCP sender hands over several packets as one (GSO), and tbf queues them as one if they fit into tbf's
-bucket. If the rate is then reduced, these packets do not fit into the smaller bucket, and nothing leaves
-the queue any more. So each tbf also has a second bucket, for a peak rate that is never reached. This
-bucket holds one packet: tbf splits larger packets before it queues them.
+A TCP sender hands over several packets as one (GSO), and tbf queues them as one if they fit into its
+bucket. If the rate is then reduced, they do not fit into the smaller bucket, and nothing leaves the
+queue any more. So each tbf also has a second bucket of one packet, for a peak rate that is never
+reached: tbf splits larger packets before it queues them.
 
 If the kernel has netem, each tbf has a netem as its child, for delay, jitter and loss. A packet that
 netem does not drop is first delayed, then it waits in the queue for the rate:
@@ -34,29 +34,28 @@ from agents.wire.messages import QueueUse
 IFB = "ifb0"
 """Name of the IFB device, in a container, which has a network namespace of its own."""
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
-"""Major numbers of the handles of the tbf and of the bfifo. Only a link with netem has a bfifo: its
-packets wait there until the tbf's rate lets them pass."""
+"""Major numbers of the handles of tbf and bfifo. Only a link with netem has a bfifo, where packets wait
+for the tbf's rate."""
 LIFTED = 100_000_000_000
-"""Rate in bit/s that is set for a link without limit. The rate is so high that it is never reached."""
+"""bit/s of a link without limit: so high that it is never reached."""
 _PEAK = 2 * LIFTED
 _MTU = 1500
-"""Length of a full packet in bytes, without the Ethernet header."""
+"""Bytes of a full packet, without the Ethernet header."""
 _NETEM_LIMIT = 10_000_000
-"""Maximum number of packets that netem holds. A link of 1 Gbit/s sends fewer packets in a minute."""
+"""Packets that netem holds: more than a link of 1 Gbit/s sends in a minute."""
 _MAX_JITTER_SECONDS = 2.1
-"""The jitter in seconds must be lower. The kernel stores twice the jitter, in nanoseconds, in a 32-bit
-number."""
+"""Jitter must be lower: the kernel stores twice the jitter, in nanoseconds, in a 32-bit number."""
 
 
 class LinkError(Exception):
-    """The link cannot be set up as requested."""
+    pass
 
 
 def burst(rate: int) -> int:
-    """Return the bucket size in bytes for `rate` in bit/s: 2 ms of the rate, at least one full packet.
+    """Bytes of the bucket: 2 ms of `rate` (bit/s), at least one full packet.
 
-    After a pause, a full bucket of data passes immediately, even on a slow link. With a larger bucket, a
-    small model would not be slowed down at all.
+    After a pause, a full bucket passes at once, even on a slow link. With a larger one, a small model
+    would not be slowed down at all.
     """
     return max(PACKET, rate // 8 // 500)
 
@@ -69,12 +68,11 @@ def commands(
     netem: bool = False,
     ifb: str = IFB,
 ) -> list[list[str]]:
-    """Return the commands, in order, that change `interface` from the link `before` to `link`. `before`
-    is None if the interface was never shaped. Without `netem`, the commands set only the rates. `ifb`:
-    name of the IFB device.
+    """Return the commands, in order, that change `interface` from `before` (None if never shaped) to
+    `link`. Without `netem`, they set only the rates. `ifb`: name of the IFB device.
 
     Changes are made in place: tc's `replace` changes an existing qdisc, and packets stay in its queue.
-    Nothing is ever removed. To lift a limit, the rate is set to LIFTED. With netem, both directions have
+    Nothing is ever removed; to lift a limit, the rate is set to LIFTED. With netem, both directions have
     a tbf from the start, so that no netem has to replace a queue that holds packets.
     """
     if netem:
@@ -105,8 +103,7 @@ def apply(
     netem: bool = False,
     ifb: str = IFB,
 ) -> None:
-    """Shape `interface` as in `link`, and read the settings back. Raises LinkError if the settings
-    differ from `link`."""
+    """Read the settings back. Raises LinkError if they differ from `link`."""
     if before is None:
         _limit_packets(interface)
     for command in commands(link, interface, before, netem=netem, ifb=ifb):
@@ -119,8 +116,8 @@ def apply(
 
 
 class LinkUsage:
-    """Measurement of a shaped link during the run: the bytes that leave the queue of each direction
-    (`up`, `down`) while packets wait."""
+    """Measurement of a shaped link during the run: bytes that leave each direction's queue while packets
+    wait."""
 
     def __init__(self, interface: str, netlink: Netlink, ifb: str = IFB) -> None:
         self._netlink = netlink
@@ -131,10 +128,8 @@ class LinkUsage:
         seconds on the monotonic clock, by direction. Directions in order have no entry."""
 
     def read(self, link: AccessLink, at: float) -> bool:
-        """Read rates and counters of the queues; return whether packets wait. Raises OSError.
-
-        `link`: the link's settings from now on. `at`: time on the monotonic clock, in seconds.
-        """
+        """Return whether packets wait. `link`: settings from now on. `at`: monotonic time. Raises
+        OSError."""
         queues, is_waiting = self._netlink.queues(), False
         for way, rate in (("up", link.up), ("down", link.down)):
             if rate is None or rate == LIFTED:
@@ -159,7 +154,7 @@ class LinkUsage:
         return is_waiting
 
     def pause(self) -> None:
-        """Exclude the time until the next reading from the measurement."""
+        """The time until the next reading does not count."""
         for backlog in self._backlogs.values():
             backlog.pause()
 
@@ -173,19 +168,18 @@ class LinkUsage:
         return self._altered_since
 
     def stuck_since(self) -> dict[str, float]:
-        """Return, by direction, the time since which nothing has left the queue, in seconds on the
-        monotonic clock. Only directions whose queue is stuck have an entry."""
+        """By direction that is stuck: monotonic time since which nothing has left the queue."""
         found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
         return {way: since for way, since in found.items() if since is not None}
 
 
 def plug(interface: str, *, up: bool) -> None:
-    """Set the interface up or down, like plugging or unplugging a cable. Raises LinkError."""
+    """Like a cable. Raises LinkError."""
     run(["ip", "link", "set", interface, "up" if up else "down"])
 
 
 def has_carrier(interface: str) -> bool:
-    """Whether the interface exists and its other end is up."""
+    """The interface exists and its other end is up."""
     try:
         return Path(f"/sys/class/net/{interface}/carrier").read_text().strip() == "1"
     except OSError:
@@ -193,7 +187,7 @@ def has_carrier(interface: str) -> bool:
 
 
 def interface_towards(address: str) -> str:
-    """Return the interface that routes to `address`. Raises LinkError."""
+    """Interface that routes to `address`. Raises LinkError."""
     route = run(["ip", "route", "get", address])
     match = re.search(r"\bdev (\S+)", route)
     if match is None:
@@ -202,8 +196,7 @@ def interface_towards(address: str) -> str:
 
 
 def interface() -> str:
-    """Return the container's only veth interface. Raises LinkError if there is no veth interface or more
-    than one."""
+    """The container's only veth interface. Raises LinkError if there is none or more than one."""
     names = [each["ifname"] for each in json.loads(run(["ip", "-j", "link", "show", "type", "veth"]))]
     if len(names) != 1:
         raise LinkError(f"expected one veth interface, found {', '.join(names) or 'none'}")
@@ -211,21 +204,20 @@ def interface() -> str:
 
 
 def _limit_packets(interface: str) -> None:
-    """If the interface's MTU is above 1500 bytes (jumbo frames), reduce it to 1500 bytes, because a
-    tbf's bucket may hold no larger packet. Raises LinkError."""
+    """Reduce jumbo frames to an MTU of 1500 bytes: a tbf's bucket may hold no larger packet. Raises
+    LinkError."""
     (found,) = json.loads(run(["ip", "-j", "link", "show", "dev", interface]))
     if found["mtu"] > _MTU:
         run(["ip", "link", "set", "dev", interface, "mtu", str(_MTU)])
 
 
 def _complete(link: AccessLink) -> AccessLink:
-    """Return `link` with a rate in both directions: LIFTED replaces a missing rate."""
+    """LIFTED replaces a missing rate."""
     return replace(link, up=link.up or LIFTED, down=link.down or LIFTED)
 
 
 def _impairment(link: AccessLink) -> tuple[float, float, float]:
-    """Return the delay and the jitter in seconds, and the share of lost packets. All three apply to each
-    direction."""
+    """Delay and jitter in seconds, and share of lost packets, in each direction."""
     return link.rtt / 2, link.jitter, link.loss
 
 
@@ -240,15 +232,13 @@ def _redirect(interface: str, ifb: str) -> list[str]:
 
 
 def full_queue_seconds(link: AccessLink | None) -> float:
-    """Return the sum, over both directions, of the seconds that a full queue needs to drain; 0 if `link`
-    is None."""
+    """Seconds that full queues need to drain, the sum of both directions."""
     rates = () if link is None else [rate for rate in (link.up, link.down) if rate is not None]
     return sum(8 * queue_bytes(rate) / rate for rate in rates)
 
 
 def queue_bytes(rate: int) -> int:
-    """Return the queue length in bytes for `rate`: 200 ms of the rate, as in an access router, but at
-    least 12 packets."""
+    """Bytes in 200 ms of `rate`, as in an access router, but at least 12 packets."""
     return max(12 * PACKET, rate // 8 // 5)
 
 
@@ -260,14 +250,12 @@ def _tbf(rate: int) -> str:
 
 
 def _netem(link: AccessLink) -> str:
-    """Return the netem settings of `link`: delay uniform in delay ± jitter, independent losses, no
-    reordering.
+    """Delay uniform in delay ± jitter, independent losses, no reordering.
 
-    The `rate` is never reached, but makes netem schedule each packet after the packet before it. Without
-    `rate`, netem sorts packets by due time, so that packets overtake each other under jitter and when
-    the delay is reduced. The `limit` is never reached either. It counts packets of any size, so a
-    smaller limit would drop acknowledgements in flight. The bfifo limits the queue for the rate in
-    bytes.
+    `rate` is never reached, but makes netem schedule each packet after the one before it. Without it,
+    netem sorts packets by due time, so that they overtake each other under jitter and when the delay is
+    reduced. `limit` is never reached either: it counts packets of any size, so a smaller one would drop
+    acknowledgements in flight. The bfifo limits the queue for the rate in bytes.
     """
     delay, jitter, loss = _impairment(link)
     if jitter >= _MAX_JITTER_SECONDS:
@@ -281,8 +269,8 @@ def _netem(link: AccessLink) -> str:
 
 
 def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
-    """Raise LinkError if the kernel does not shape the egress of the network interface `device` with the
-    rate `rate` in bit/s and, if `netem` is true, with the delay, jitter and loss of `link`."""
+    """Raise LinkError if the kernel does not shape the egress of `device` with `rate` (bit/s) and, with
+    `netem`, with delay, jitter and loss of `link`."""
     qdiscs = json.loads(run(["tc", "-j", "qdisc", "show", "dev", device]))
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}
     found = 8 * int(options["tbf"]["rate"]) if "tbf" in options else None
@@ -304,8 +292,7 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
 
 
 def run(command: list[str]) -> str:
-    """Run `command` and return its output. Raises LinkError with the error output if the command
-    fails."""
+    """Return the output. Raises LinkError with the error output if the command fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")

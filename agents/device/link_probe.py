@@ -1,9 +1,9 @@
 """Measurement of a device's link before the run clock starts, with packets over the link.
 
 Rates are measured with `agents.links.packet_train`, and round trips with ICMP echoes. The other side's
-kernel answers the echoes, so neither processes nor TCP's retransmissions affect the figures. Echoes are
-sent through a "ping socket" of the kernel, which needs no privilege if `net.ipv4.ping_group_range`
-includes the device's group.
+kernel answers these, so neither processes nor TCP's retransmissions affect the figures. Echoes go
+through a "ping socket" of the kernel, which needs no privilege if `net.ipv4.ping_group_range` includes
+the device's group.
 """
 
 from __future__ import annotations
@@ -25,42 +25,34 @@ from agents.wire.messages import LinkFigures
 
 _MAX_ROUND_TRIPS = 500
 _ROUND_TRIPS_SECONDS = 2.0
-"""Seconds spent on all round trips together."""
+"""Seconds for all round trips together."""
 _MIN_INTERVAL_SECONDS = 0.002
-"""Minimum number of seconds between two round trips."""
 _MAX_LINK_SHARE = 0.25
-"""Maximum share of the link's rate that round trips use. The share is small, so that no packet queues
-behind another."""
+"""Share of the link's rate that round trips use, so small that no packet queues behind another."""
 _LOST_AFTER_SECONDS = 1.0
-"""An answer counts as lost after this number of seconds plus the link's own delay."""
+"""Answers count as lost after this time plus the link's own delay."""
 _SLOW_TRANSFERS, _MOST_TRANSFERS, _RETRY_SECONDS = 4, 40, 12.0
 """Maximum number of transfers: the first of these, or up to the second while they have taken less than
 the seconds."""
 _SUFFICIENT_RATE_SHARE = 0.98
-"""Share of the rate above which no further transfer is made. A busy host can make a transfer slower, but
+"""Share of the rate above which no further transfer is made. A busy host can make one slower, but
 nothing can make it faster than the link."""
 _ECHO, _REPLY = 8, 0
 _ECHO_HEADER = struct.Struct(">BBHHH")
-"""Header of an ICMP echo: type, code, checksum, id, sequence number. The kernel fills in the checksum
-and the id."""
+"""ICMP echo: type, code, checksum, id, sequence number. The kernel fills in checksum and id."""
 _ECHO_BYTES = 64
 """Length of each packet in bytes, including its IP header. Ethernet adds 14 bytes on the wire."""
 _ECHO_BUFFER_BYTES = 1 << 20
-"""Size of the receive buffer. It has room for all answers, so that none is lost while a busy host lets
-the process wait."""
+"""Room for all answers, so that none is lost while a busy host lets the process wait."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
-"""Maximum number of echoes sent before the measurement. After the first answer, no further echoes are
-sent."""
+"""Echoes before the measurement, until the first answer."""
 
 
 def measure(requested: AccessLink, host: str, timeout: float) -> LinkFigures:
-    """Measure the link `requested` to the router `host`.
-
-    The result has `rtt` and `jitter` (the standard deviation of the round trips), both in seconds, and
-    `loss` (the share of lost round trips). If rates are requested, it also has `up` and `down`, in bit/s
-    on the wire. `timeout`: maximum number of seconds until the router answers. Raises OSError.
-    """
+    """In the result, `rtt` and `jitter` (standard deviation of round trips) are in seconds, `loss` is
+    the share of lost ones; `up` and `down`, if requested, are in bit/s on the wire. `timeout`: seconds
+    until the router answers. Raises OSError."""
     server = host, probe_server.PORT
     retry(lambda: socket.create_connection(server, 1.0).close(), timeout)
     answer_timeout = _LOST_AFTER_SECONDS + requested.rtt + 2 * requested.jitter
@@ -80,9 +72,8 @@ def measure(requested: AccessLink, host: str, timeout: float) -> LinkFigures:
 
 
 def pace(requested: AccessLink, size: int) -> tuple[int, float]:
-    """Return the number of round trips of `size` bytes on the wire for the link `requested`, and the
-    seconds from one round trip to the next. The interval is so long that no packet queues behind
-    another, and that the jitter of a packet does not delay the next packet (packets are not
+    """Number of round trips of `size` bytes on the wire, and seconds from one to the next: so long that
+    no packet queues behind another, and that the jitter of one does not delay the next (packets are not
     reordered)."""
     slowest = min(rate for rate in (requested.up, requested.down, 10**12) if rate is not None)
     interval = max(_MIN_INTERVAL_SECONDS, 8 * size / slowest / _MAX_LINK_SHARE, 2 * requested.jitter)
@@ -90,11 +81,10 @@ def pace(requested: AccessLink, size: int) -> tuple[int, float]:
 
 
 def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[str, float]:
-    """Return `rtt` and `jitter`, in seconds, of round trips over the link `requested`. The result is
-    empty if there are no round trips.
+    """`rtt` and `jitter` in seconds; empty without round trips.
 
-    `rtt` is the median if the link has jitter. Otherwise it is the minimum, because longer round trips
-    are delays of a busy host, not of the link.
+    `rtt` is the median if the link has jitter, else the minimum, because longer round trips are delays
+    of a busy host, not of the link.
     """
     if not trips:
         return {}
@@ -103,12 +93,10 @@ def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[st
 
 
 def fastest(measured: Callable[[], float], rate: float) -> float:
-    """Call `measured`, which measures the rate of a link, several times; return the highest result. No
-    further calls are made after a result that is close to `rate`, the rate that can be reached.
-
-    A short measurement of a fast link is low if the sender has to wait for a core, for instance because
-    other devices measure their links at the same time.
-    """
+    """Return the highest of several results of `measured`, which measures the rate of a link. No further
+    call is made after a result close to `rate`, the rate that can be reached. A short measurement of a
+    fast link is low if the sender has to wait for a core, for instance because other devices measure
+    their links at the same time."""
     best, begin = 0.0, time.monotonic()
     for number in range(_MOST_TRANSFERS):
         if number >= _SLOW_TRANSFERS and time.monotonic() - begin >= _RETRY_SECONDS:
@@ -120,13 +108,12 @@ def fastest(measured: Callable[[], float], rate: float) -> float:
 
 
 def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> list[float | None]:
-    """Return the duration in seconds of each round trip to `host`. A packet is sent every `interval_s`
-    seconds, `count` in all. A process that gets too little CPU time for that sends fewer, in at most
-    twice the time. The duration is None if the packet was lost, or if no answer arrived within
-    `timeout_s` seconds after the last packet was sent.
+    """Seconds of each of `count` round trips, one every `interval_s`; None if the packet was lost, or
+    not answered within `timeout_s` after the last one. A process that gets too little CPU time sends
+    fewer, in at most twice the time.
 
-    A few echoes are sent before the measurement and do not count, because packets may be lost until a
-    router knows their flow. Raises OSError.
+    A few echoes before that do not count: packets may be lost until a router knows their flow. Raises
+    OSError.
     """
     sent: list[int] = []
     found: list[float | None] = []
