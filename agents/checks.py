@@ -24,5 +24,6 @@ def duration(name: str, seconds: float | None) -> None:
 
 
 def at_least(name: str, value: float | None, least: float) -> None:
+    """Raise ValueError unless `value` is at least `least`."""
     if value is not None and not value >= least:
         raise ValueError(f"{name} is {value:g}, expected at least {least:g}")

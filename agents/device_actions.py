@@ -43,22 +43,21 @@ _Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
 
 class _DeviceAction(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
-    """An action on a device. Its JSON form has the action's name in the field `action`."""
+    """The JSON form has the action's name in the field `action`."""
 
 
 class SetCpu(_DeviceAction, frozen=True, tag="set"):
     """Change the CPU share."""
 
     cpu: float
-    """CPU share in host cores."""
+    """Host cores."""
 
 
 class SetLink(_DeviceAction, frozen=True, tag="set"):
     """Change properties of the link."""
 
     changes: Mapping[str, int | float | None] = msgspec.field(name="link")
-    """New values of fields of `agents.config.AccessLink`, in the units of those fields. Other fields do
-    not change."""
+    """New values of fields of `agents.config.AccessLink`. Others do not change."""
 
 
 class _LinkChanges(Struct, forbid_unknown_fields=True):
@@ -70,14 +69,14 @@ class _LinkChanges(Struct, forbid_unknown_fields=True):
 
 
 class SetBattery(_DeviceAction, frozen=True, tag="battery"):
-    """Set the level of the battery. A device that then has too little power powers off at once."""
+    """A device that then has too little power powers off at once."""
 
     level: Annotated[float, Meta(ge=0, le=1)]
-    """Level as a share of the battery's capacity, from 0 to 1."""
+    """Share of the battery's capacity."""
 
 
 class SetBackground(_DeviceAction, frozen=True, tag="background"):
-    """Switch the background traffic of a segment on or off."""
+    """Traffic of other people on a segment."""
 
     on: bool
 
@@ -86,7 +85,7 @@ class Charge(_DeviceAction, frozen=True, omit_defaults=True):
     """Plug in a charger."""
 
     watts: Annotated[float, Meta(ge=0, le=_MAX_WATTS)] | None = None
-    """Constant power in watts; None for the device's own charger, as configured."""
+    """Constant watts; None for the device's own charger."""
 
 
 class Unplug(_DeviceAction, frozen=True):
@@ -134,14 +133,12 @@ class PowerOn(_DeviceAction, frozen=True):
 
 
 Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join | PowerOff | PowerOn
-"""Actions without a value. Each of them begins or ends a hold."""
+"""Actions without a value. Each begins or ends a hold."""
 EnergyAction = SetBattery | Charge | Unplug
-"""Actions on the battery and its charger."""
 DeviceAction = SetCpu | SetLink | EnergyAction | Switching
-"""Actions on a device."""
 Action = DeviceAction | SetBackground
 SegmentAction = SetLink | SetBackground | Disconnect | Reconnect
-"""Actions on a segment, which is named in place of a device. `Disconnect` cuts it."""
+"""Named in place of a device. `Disconnect` cuts the segment."""
 
 
 class _Set(_DeviceAction, frozen=True, tag="set"):
@@ -156,8 +153,7 @@ class _AnyAction(Struct):
 
 
 Hold = Literal["down", "frozen", "cut off", "unpowered"]
-"""Condition that keeps a device from working: no process, a frozen process, no packets, or an empty
-battery."""
+"""No process, a frozen process, no packets, or an empty battery."""
 
 _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Crash: {"down": True},
@@ -171,23 +167,19 @@ _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     PowerOff: {"unpowered": True},
     PowerOn: {"unpowered": False},
 }
-"""Holds that each action begins (True) or ends (False). If an action has several holds, `hold_of`
-returns the first."""
+"""Holds that each action begins (True) or ends (False). Of several, `hold_of` returns the first."""
 
 
 def holds(action: Switching) -> Mapping[Hold, bool]:
-    """Return the holds that `action` begins (True) or ends (False)."""
     return _HOLDS[type(action)]
 
 
 def hold_of(action: Switching) -> Hold:
-    """Return the hold that `action` begins or ends. For a `Join`, which ends several holds, return
-    `down`."""
+    """`down` for a `Join`, which ends several holds."""
     return next(iter(_HOLDS[type(action)]))
 
 
 def name_of(action: Switching) -> str:
-    """Return the action's name in the JSON form, such as `crash`."""
     return type(action).__name__.lower()
 
 
@@ -202,8 +194,8 @@ def to_json(action: Action) -> dict[str, Any]:
 
 
 def from_json(details: Mapping[str, Any]) -> Action | None:
-    """Return the action with the JSON form `details`; None if this version does not know the action.
-    Integers in `link` may be written as floats, because some tables store integers as floats."""
+    """None if this version does not know the action. Integers in `link` may be floats, as some tables
+    store them."""
     match details:
         case {"link": Mapping() as link}:
             whole = {key: int(x) for key, x in link.items() if isinstance(x, float) and x.is_integer()}
@@ -215,8 +207,7 @@ def from_json(details: Mapping[str, Any]) -> Action | None:
 
 
 def parse(details: Mapping[str, Any]) -> Action:
-    """Return the action with the JSON form `details`. Raises msgspec.ValidationError with the path of
-    the wrong value."""
+    """Raises msgspec.ValidationError with the path of the wrong value."""
     action = convert({"action": details}, _AnyAction).action
     if not isinstance(action, _Set):
         return action
@@ -232,22 +223,17 @@ class DeviceState:
     """State of a device after all actions since the start of the run."""
 
     cpu: float | None = None
-    """CPU share in host cores; None if it is unchanged since the start of the run."""
+    """Host cores."""
     link: Mapping[str, float | None] = field(default_factory=dict)
-    """Current values of the link's fields that have changed since the start of the run, as in
-    `SetLink`."""
+    """Changed fields, as in `SetLink`."""
     background: bool | None = None
-    """Whether a segment's background traffic is on; None if it is unchanged since the start of the
-    run."""
     charger: Charge | Unplug | None = None
-    """Last action on the charger; None if it is unchanged since the start of the run."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
-    """Last action on each hold, in the order of the actions. A `Join` removes all entries except
-    that of `unpowered`, and is stored as the last action on `down`."""
+    """Last action on each hold, in order. A `Join` removes all but that of `unpowered`, and is stored as
+    the last on `down`."""
 
     def with_action(self, action: Action) -> DeviceState:
-        """Return the device's state after `action`. The level of the battery is not part of the state,
-        because it changes all the time."""
+        """The level of the battery is not part of the state, because it changes all the time."""
         match action:
             case SetCpu(cpu):
                 return dataclasses.replace(self, cpu=cpu)
@@ -266,11 +252,11 @@ class DeviceState:
 
     @property
     def is_held(self) -> bool:
-        """Whether any hold keeps the device from working."""
+        """Any hold keeps the device from working."""
         return any(holds(last)[hold] for hold, last in self.switched.items())
 
     def actions(self) -> Iterator[Action]:
-        """Yield the shortest list of actions that brings a new device into this state."""
+        """Shortest list of actions that brings a new device into this state."""
         if self.cpu is not None:
             yield SetCpu(self.cpu)
         if self.link:

@@ -1,4 +1,4 @@
-"""Optional packages: the extra of the testbed's package that installs each of them."""
+"""Optional packages, and the extra of the testbed's package that installs each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ EXTRAS = {
 
 
 def install_command(package: str) -> str:
-    """Return the command that installs the optional package `package` into this environment."""
     return f"{sys.executable} -m pip install 'edge-fl-testbed[{EXTRAS[package]}]'"
 
 

@@ -29,8 +29,8 @@ _META_KERNELS = "torch._meta_registrations"
 
 
 class _Postponed(ModuleType):
-    """Stands for the module `_META_KERNELS` while PyTorch is imported. The module is imported when a
-    name is read from it, except for dunder names, which `inspect` reads from all modules."""
+    """Stands for the module `_META_KERNELS` while PyTorch is imported. It is imported when a name is
+    read from it, except for dunder names, which `inspect` reads from all modules."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -40,8 +40,8 @@ class _Postponed(ModuleType):
 
 
 class _Completion(MetaPathFinder):
-    """Imports the module `_META_KERNELS` before any other module of PyTorch is imported, because the
-    others expect it."""
+    """Imports the module `_META_KERNELS` before any other module of PyTorch, because the others expect
+    it."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname.startswith("torch."):
@@ -52,12 +52,12 @@ class _Completion(MetaPathFinder):
 
 @contextmanager
 def without_meta_kernels() -> Iterator[None]:
-    """Context manager in which `import torch` leaves out the kernels for PyTorch's meta device (tensors
-    without data). They are a quarter of the CPU time of the import, and 18 of its 145 MB.
+    """`import torch` leaves out the kernels for PyTorch's meta device (tensors without data): a quarter
+    of the CPU time of the import, and 18 of its 145 MB.
 
-    What needs these kernels, such as torch.compile, imports more modules of PyTorch, and then the
-    kernels are imported as well. Only meta tensors that are made directly lack them: user code may make
-    some, so it needs the whole import. No effect if torch is imported already.
+    What needs these kernels, such as torch.compile, imports more modules of PyTorch, and then them as
+    well. Only meta tensors that are made directly lack them: user code may make some, so it needs the
+    whole import. No effect if torch is imported already.
     """
     if "torch" in sys.modules:
         yield
@@ -73,11 +73,11 @@ def without_meta_kernels() -> Iterator[None]:
 
 
 _frozen = False
-"""Whether the objects that existed at some time are frozen. gc.get_freeze_count would count them all."""
+"""Objects that existed at some time are frozen. gc.get_freeze_count would count them all."""
 
 
 def freeze() -> None:
-    """Have the garbage collector pass over all present objects until the process ends."""
+    """The garbage collector passes over all present objects until the process ends."""
     global _frozen
     gc.freeze()
     _frozen = True
@@ -85,9 +85,9 @@ def freeze() -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Context manager in which the garbage collector passes over the objects that exist at its begin.
-    At its end it collects the other ones: a virtual run leaves cycles that hold its data. It changes
-    nothing if objects are frozen already, for longer."""
+    """The garbage collector passes over the objects that exist at the begin, and at the end collects the
+    others: a virtual run leaves cycles that hold its data. No effect if objects are frozen already, for
+    longer."""
     global _frozen
     if _frozen:
         yield

@@ -12,17 +12,15 @@ _MIB = 2**20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 _KEPT, _LARGEST = 64 * _MIB, 32 * _MIB
-"""Maximum number of bytes of freed memory that are kept, and maximum size in bytes of a block that is
-kept. glibc allows no larger block."""
+"""Freed memory that is kept in all, and in one block; glibc allows no larger block."""
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 64 MiB of freed memory in this process, in blocks of up to 32 MiB. This works only
-    with glibc.
+    """Keep up to 64 MiB of freed memory, in blocks of up to 32 MiB. This works only with glibc.
 
-    Vectors of the model's size are allocated and freed with every update. If the memory were returned to
-    the kernel, the kernel would have to zero it for each new vector. That takes longer than computing
-    with the vector."""
+    Vectors of the model's size are allocated and freed with every update. The kernel would have to zero
+    returned memory for each new vector, which takes longer than computing with it.
+    """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST)

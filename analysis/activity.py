@@ -48,6 +48,8 @@ class Span(NamedTuple):
 
 
 class ActivityCell(NamedTuple):
+    """Most frequent state of a device in a span of some seconds."""
+
     state: str
     inferred: bool
 

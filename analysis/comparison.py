@@ -15,7 +15,7 @@ from analysis.metrics import ConfidenceInterval, Cost
 from analysis.names import by_settings, coordinates, distinct
 
 _NAMED = 5
-"""Runs or rows that a remark names."""
+"""Maximum number of runs or rows that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
 """Accuracies that `common_target` chooses from."""
 

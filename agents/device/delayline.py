@@ -26,7 +26,7 @@ from agents.device.nfqueue import PacketQueues
 from agents.timing.realtime import make_realtime
 
 _LENGTH = 65536
-"""Packets in a queue. A link of 1 Gbit/s carries 42,000 full packets in 0.5 s."""
+"""Maximum number of packets in a queue. A link of 1 Gbit/s carries 42,000 full packets in 0.5 s."""
 _BATCH = 64
 """Packets received in one call: so few that those that become due meanwhile wait much less than 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
@@ -66,9 +66,10 @@ class QueueTally:
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
-    """Sum of the time from each packet's due time until it was accepted, that is, left the queue;
-    negative if early."""
+    """Sum in seconds of the time from each packet's due time until it was accepted, that is, left the
+    queue; negative if early."""
     late_max: float = 0.0
+    """Seconds."""
 
 
 @dataclass(slots=True)

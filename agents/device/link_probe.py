@@ -46,7 +46,7 @@ _ECHO_BUFFER_BYTES = 1 << 20
 """Room for all answers, so that none is lost while a busy host lets the process wait."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
-"""Echoes before the measurement, until the first answer."""
+"""Maximum number of echoes before the measurement. None is sent after the first answer."""
 
 
 def measure(requested: AccessLink, host: str, timeout: float) -> LinkFigures:

@@ -1,7 +1,7 @@
 """Queues and sockets of this network namespace, read from the kernel by netlink.
 
 Calling `tc` or `ss` would take a few per cent of a slow device's CPU time. pyroute2 takes 15 times as
-long to read the queues (550 µs instead of 35 µs), and needs 12 MB of memory, while an init needs 27 MB.
+long to read the queues (550 µs instead of 35 µs), and 12 MB of memory, while an init needs 27 MB.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ _SOCKETS = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 1 << (_TCP_
 _ANY = bytes(48)
 """A struct inet_diag_sockid that matches any socket."""
 _STATE, _ID, _SOURCE, _SOCKET_BYTES = 1, slice(4, 52), 8, 72
-"""Offsets of the state, the id and the first byte of the local address in a struct inet_diag_msg, and
-the length of the struct."""
+"""Offsets of state, id and first byte of the local address in a struct inet_diag_msg, and its length."""
 _IS_ESTABLISHED, _LOOPBACK = 1, 127
 _FIELD = struct.Struct("=I")
 _UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT = 24, 56, 144
@@ -57,16 +56,14 @@ class QueueCounters(NamedTuple):
     """Counters of a queueing discipline."""
 
     left: int
-    """Bytes that have left the queue so far."""
+    """Bytes so far."""
     waiting: int
-    """Bytes that wait in the queue and its child queues."""
+    """Bytes in the queue and its child queues."""
     rate: int | None = None
-    """Rate of a tbf in bytes/s; None for other kinds of queues."""
+    """Bytes/s of a tbf; None for other kinds of queues."""
 
 
 class ShapedClass(NamedTuple):
-    """Class of an HTB queueing discipline, as the kernel has it."""
-
     parent: int
     """Minor number of the class above; 0 if there is none."""
     rate: int
@@ -74,16 +71,14 @@ class ShapedClass(NamedTuple):
     ceil: int
     """Maximum rate in bytes/s."""
     left: int
-    """Bytes that have left the class and the classes below it."""
+    """Bytes of the class and those below it."""
 
 
 class TcpConnection(NamedTuple):
-    """State of a TCP connection."""
-
     unsent: int
-    """Number of bytes that the process has written and TCP has not sent yet."""
+    """Bytes that the process has written and TCP has not sent yet."""
     unanswered: float
-    """Seconds since the other side last acknowledged data; 0 if no data waits for acknowledgement."""
+    """Seconds since the other side last acknowledged data; 0 if none waits for that."""
 
 
 class Netlink:
@@ -92,15 +87,13 @@ class Netlink:
     def __init__(self) -> None:
         self._route = _open_socket(socket.NETLINK_ROUTE)
         self._diag: socket.socket | None = _open_socket(_SOCK_DIAG)
-        """Netlink socket for reading the TCP connections; None if the kernel does not report
-        connections."""
+        """None if the kernel does not report connections."""
         self._known: list[bytes] = []
-        """Ids of the established connections with other hosts. The ids are kept, because listing the
-        connections is slow: the kernel searches the connections of the whole host."""
+        """Ids of established connections with other hosts, kept because listing them is slow: the kernel
+        searches those of the whole host."""
 
     def queues(self) -> dict[tuple[int, int], QueueCounters]:
-        """Return the counters of each queue. A key consists of the interface's number and the major
-        number of the queue's handle (16 for `10:`)."""
+        """Key: number of the interface, and major number of the queue's handle (16 for `10:`)."""
         found = {}
         for answer in _dump(self._route, _GET_QDISC, bytes(_QDISC.size)):
             _, interface, handle, _, _ = _QDISC.unpack_from(answer)
@@ -115,8 +108,7 @@ class Netlink:
         return found
 
     def classes(self, interface: int, major: int = 1) -> dict[int, ShapedClass]:
-        """Return the HTB classes of the interface with the number `interface`, by minor number. `major`:
-        major number of the HTB queueing discipline."""
+        """HTB classes by minor number. `major`: of the HTB queueing discipline."""
         found = {}
         question = _QDISC.pack(0, interface, 0, 0, 0)
         for answer in _dump(self._route, _GET_CLASS, question):
@@ -136,8 +128,7 @@ class Netlink:
         return found
 
     def connections(self) -> list[TcpConnection]:
-        """Return the established IPv4 TCP connections with other hosts; empty if the kernel does not
-        report connections."""
+        """Established IPv4 connections with other hosts; empty if the kernel does not report any."""
         if self._diag is None:
             return []
         try:
@@ -168,7 +159,7 @@ def _open_socket(protocol: int) -> socket.socket:
 
 
 def _tbf_rate(settings: memoryview) -> int:
-    """Return the rate of a tbf in bytes/s."""
+    """Bytes/s."""
     options = dict(_attributes(settings))
     if _TBF_RATE in options:  # a rate that does not fit into 32 bits
         return int(_BYTES.unpack_from(options[_TBF_RATE])[0])
@@ -176,8 +167,7 @@ def _tbf_rate(settings: memoryview) -> int:
 
 
 def _connection(answer: memoryview) -> TcpConnection:
-    """Parse a struct inet_diag_msg and its attributes. Raises OSError if the connection is no longer
-    established."""
+    """Raises OSError if the connection is no longer established."""
     if answer[_STATE] != _IS_ESTABLISHED:
         raise OSError("the connection is closed")
     info = dict(_attributes(answer[_SOCKET_BYTES:])).get(_TCP_INFO, b"")
@@ -191,7 +181,7 @@ def _connection(answer: memoryview) -> TcpConnection:
 
 
 def _ask(netlink: socket.socket, kind: int, question: bytes) -> memoryview:
-    """Return the answer to `question`, without its header. Raises OSError."""
+    """Return the answer without its header. Raises OSError."""
     netlink.send(_HEADER.pack(_HEADER.size + len(question), kind, _REQUEST, 0, 0) + question)
     answer = memoryview(netlink.recv(_MAX_ANSWER_BYTES))
     if _HEADER.unpack_from(answer)[1] == _ERROR:

@@ -1,11 +1,11 @@
 """Client of the kernel's nfnetlink_queue, which passes the packets of an NFQUEUE rule to a process.
 
-The kernel holds the packets. This process gets only the number of each packet (copy mode META), and
-sends a verdict for each packet. Numbers increase within a queue, so one message can accept all packets
-up to a number. Formats and constants: linux/netfilter/nfnetlink_queue.h. Every message needs
-CAP_NET_ADMIN in the network namespace: a process that drops the capability can no longer send verdicts.
+The kernel holds the packets. This process gets only the number of each (copy mode META), and sends a
+verdict. Numbers increase within a queue, so one message can accept all packets up to one. Formats and
+constants: linux/netfilter/nfnetlink_queue.h. Every message needs CAP_NET_ADMIN in the network namespace:
+a process that drops it can no longer send verdicts.
 
-Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which the
+Fail closed: the kernel drops packets of a queue that no process is bound to, and those for which the
 queue or the socket's buffer has no space (provided that the rule has no --queue-bypass). Closing the
 socket drops all held packets.
 """
@@ -40,8 +40,8 @@ _NUMBER = struct.Struct(">H")  # rest of nfgenmsg: the queue
 _ATTRIBUTE = struct.Struct("=HH")
 _TWO_WORDS = struct.Struct(">II")
 _BUFFER = 16 << 20
-"""Size in bytes of the buffer for notices that wait to be received, about 1 KiB per notice. The kernel
-doubles this value."""
+"""Bytes of the buffer for notices that wait to be received, about 1 KiB each. The kernel doubles this
+value."""
 _NOTICE_SIZE = 1024
 """Maximum length of a notice in bytes. A notice without payload has about 200 bytes."""
 _TABLE = Path("/proc/thread-self/net/netfilter/nfnetlink_queue")
@@ -52,7 +52,6 @@ _HDR_ATTRIBUTE = _ATTRIBUTE.pack(11, _PACKET_HDR)
 _NOTICE = struct.Struct(">18xH4xI")
 """Queue and packet number in a notice whose first attribute is the packet header."""
 Notice = tuple[int, int]
-"""Queue number and packet number."""
 
 
 class QueueError(Exception):
@@ -61,16 +60,16 @@ class QueueError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """Counters of a queue, as the kernel reports them."""
+    """Counters that the kernel reports."""
 
     held: int
-    """Number of packets that wait for a verdict."""
+    """Packets that wait for a verdict."""
     overrun: int
-    """Number of packets dropped because the queue or the socket's buffer was full."""
+    """Packets dropped because the queue or the socket's buffer was full."""
 
 
 class PacketQueues:
-    """A netlink socket and the queues bound to it. Closing the socket drops all held packets.
+    """A netlink socket and the queues bound to it. Closing it drops all held packets.
 
     Only one thread may receive; the other methods may be called from any thread. Raises QueueError if
     the kernel has no nfnetlink.
@@ -92,16 +91,13 @@ class PacketQueues:
         self._socket.close()
 
     def fileno(self) -> int:
-        """File descriptor that is readable while notices wait to be received."""
+        """Readable while notices wait to be received."""
         return self._socket.fileno()
 
     def bind(self, queue: int, length: int, *, merged: bool) -> None:
-        """Bind queue number `queue` and set its length to `length` packets; further packets are dropped.
-
-        `merged`: whether packets that the kernel has merged (GSO) stay merged. Must not be
-        called while another thread receives. Raises QueueError, and ValueError for an impossible queue
-        number.
-        """
+        """`length`: packets; further ones are dropped. `merged`: packets that the kernel has merged
+        (GSO) stay so. Not while another thread receives. Raises QueueError, and ValueError for an
+        impossible queue number."""
         if not 0 <= queue <= 0xFFFF:
             raise ValueError(f"queue number is {queue}, expected 0 to 65535")
         attributes = [
@@ -115,19 +111,13 @@ class PacketQueues:
             raise QueueError(self._refusal(queue, code))
 
     def set_merged(self, queue: int, *, merged: bool) -> None:
-        """Set whether packets that the kernel has merged (GSO, up to 64 KiB) stay merged from now on.
-
-        Merged packets cost less CPU time. Packets that do not stay merged are split into the packets on
-        the wire.
-        """
+        """Whether packets that the kernel has merged (GSO, up to 64 KiB) stay so from now on, which
+        costs less CPU time. Otherwise they are split into the packets on the wire."""
         self._socket.send(_message(_CONFIG, queue, _flags(merged=merged), _REQUEST))
 
     def receive(self, limit: int = 64) -> list[Notice]:
-        """Return the packets that have arrived, oldest first, without waiting. At most about `limit`
-        packets are returned.
-
-        Raises QueueError if the kernel reports that a queue is no longer bound to this socket.
-        """
+        """At most about `limit` packets that have arrived, oldest first, without waiting. Raises
+        QueueError if the kernel reports that a queue is no longer bound to this socket."""
         if self._pending:
             data, self._pending = b"".join(self._pending), []
             return parse(data)
@@ -145,8 +135,7 @@ class PacketQueues:
         return packets
 
     def accept(self, upto: Iterable[tuple[int, int]]) -> None:
-        """For each pair of queue number and packet number, accept this packet and all packets that the
-        queue holds before it."""
+        """By queue: this packet and all that the queue holds before it."""
         self._verdicts(_VERDICT_BATCH, _ACCEPT, upto)
 
     def drop(self, packets: Iterable[tuple[int, int]]) -> None:
@@ -172,8 +161,7 @@ class PacketQueues:
             self._socket.send(b"".join(messages))
 
     def _acknowledged(self) -> int:
-        """Return the kernel's answer to a request: 0 or an errno. Notices of packets that arrive before
-        the answer are kept for `receive`."""
+        """0 or an errno. Notices of packets that arrive before the answer are kept for `receive`."""
         while True:
             data = self._socket.recv(1024)
             kind = _HEADER.unpack_from(data)[1]
@@ -198,12 +186,9 @@ class PacketQueues:
 
 
 def parse(data: bytes) -> list[Notice]:
-    """Return every packet that a netlink datagram reports. The datagram may hold several messages, with
-    attributes in any order.
-
-    Raises QueueError if the datagram reports an error. The error ENOENT is ignored: a packet disappeared
-    before its verdict, e.g. because its interface was removed.
-    """
+    """Every packet that a netlink datagram reports, which may hold several messages, with attributes in
+    any order. Raises QueueError for an error but ENOENT: a packet disappeared before its verdict, e.g.
+    because its interface was removed."""
     packets = []
     at = 0
     while at + _HEADER.size <= len(data):
@@ -254,6 +239,6 @@ def _aligned(length: int) -> int:
 
 
 def _table() -> list[list[int]]:
-    """Return the rows of the kernel's table of queues. The columns are queue number, port, held packets,
-    copy mode, copy range, overruns of the queue, overruns of the socket, and others."""
+    """Kernel's table: queue number, port, held packets, copy mode, copy range, overruns of the queue,
+    overruns of the socket, and others."""
     return [[int(field) for field in line.split()] for line in _TABLE.read_text().splitlines()]

@@ -26,15 +26,12 @@ from agents.wire.messages import CgroupLimits, UsageSample
 
 
 class RealMachine(DeviceMachine):
-    """The machine of the real device `device`. Its client runs as the init's user, and ends with the
-    init.
-    `netem`: whether its shaped link has delay, jitter or loss. `is_limited`: whether the init is in a
-    control group of its own, which limits the CPU."""
+    """The client runs as the init's user, and ends with the init. `netem`: its shaped link has delay,
+    jitter or loss. `is_limited`: the init is in a control group of its own, which limits the CPU."""
 
     def __init__(self, device: str, *, netem: bool, is_limited: bool) -> None:
         self._device, self._netem = device, netem
         self._client: int | None = None
-        """Process id of the last client; None before the first."""
         self._link: ShapedLink | None = None
         self._group = ControlGroup.of_process() if is_limited else None
 
@@ -47,8 +44,8 @@ class RealMachine(DeviceMachine):
         return math.inf if self._link is None else self._link.reading_due
 
     def prepare(self, link: AccessLink | None) -> None:
-        """Shape the link at the interface in the file LIMITS, of which the controller's program removes
-        all later."""
+        """Shape the link at the interface in the file LIMITS; the controller's program removes all of it
+        later."""
         if link is not None:
             # Imported here, because containers do not need it.
             from agents.remote.program import LIMITS, SHAPED
@@ -63,7 +60,7 @@ class RealMachine(DeviceMachine):
         raise LinkError(f"{self._device} is a real device, whose link does not change")
 
     def plug(self, *, up: bool) -> None:
-        """Do nothing if `up` is true, because the network of a real device is never cut off."""
+        """The network of a real device is never cut off."""
         if not up:
             raise LinkError(f"{self._device} is a real device, whose network cannot be cut off")
 
@@ -92,7 +89,7 @@ class RealMachine(DeviceMachine):
         return 0, 0
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds of all clients that this init has started."""
+        """All clients that this init has started."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         running = 0.0
         with suppress(OSError, ValueError, IndexError):

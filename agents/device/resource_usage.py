@@ -16,9 +16,8 @@ from agents.wire.messages import UsageSample
 def sample(
     device: str, group: ControlGroup, pid: int | None, now: Callable[[], float] = time.monotonic
 ) -> UsageSample:
-    """Return the resource usage of `device` since its start. `group`: the device's control group. `pid`:
-    process of the device's client; None if no client runs. `now`: clock for the time of the sample, in
-    seconds. Raises OSError, KeyError."""
+    """Since the device's start. `pid`: process of the client. `now`: seconds for the time of the sample.
+    Raises OSError, KeyError."""
     received, sent = traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)
@@ -34,9 +33,8 @@ def sample(
 
 
 def schedstat(pid: int) -> dict[str, Any]:
-    """Return `ran` and `waited`. `ran` is the number of seconds during which the process's main thread
-    was on a CPU. `waited` is the number of seconds during which the thread wanted to run but was not on
-    a CPU. The result is empty if the process has ended or the kernel does not count these times."""
+    """`ran`: seconds of the process's main thread on a CPU. `waited`: seconds in which it wanted to run,
+    but did not. Empty if the process has ended or the kernel does not count these times."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -45,7 +43,6 @@ def schedstat(pid: int) -> dict[str, Any]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
@@ -54,7 +51,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def resident_bytes(pid: int | None) -> int:
-    """Return the resident memory of the client in bytes; 0 if it is not running."""
+    """Resident bytes of the client; 0 if it is not running."""
     try:
         resident = "0 0" if pid is None else Path(f"/proc/{pid}/statm").read_text()
     except OSError:
@@ -63,8 +60,7 @@ def resident_bytes(pid: int | None) -> int:
 
 
 def cpu_use(group: ControlGroup) -> dict[str, Any]:
-    """Return the CPU time and the throttling of `group`, as fields of a sample. Raises OSError,
-    KeyError."""
+    """Fields of a sample. Raises OSError, KeyError."""
     if (used := group.cpu_seconds()) is None:
         raise OSError("the CPU time of the control group cannot be read")
     periods, throttled_periods, throttled = group.throttling()
@@ -77,8 +73,8 @@ def cpu_use(group: ControlGroup) -> dict[str, Any]:
 
 
 def traffic() -> tuple[int, int]:
-    """Return the number of bytes received and sent over all interfaces except loopback and ifb. With
-    ifb, traffic would count twice."""
+    """Bytes received and sent over all interfaces except loopback and ifb, with which they would count
+    twice."""
     received = sent = 0
     for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
         name, _, counters = line.partition(":")

@@ -15,29 +15,27 @@ from agents.disturbances import UNANSWERED_SECONDS, cut
 from agents.wire.messages import QueueUse
 
 _READ_SECONDS = 0.1
-"""Seconds between two readings of a link's queue while packets wait: half of the time in which a full
-queue drains."""
+"""Between two readings of a queue while packets wait: half of the time in which a full queue drains."""
 
 
 class ShapedLink:
-    """The link of `device` at `interface`. `netem`: whether the kernel's netem emulates delay, jitter
-    and loss there. `ifb`: name of the interface that is made for the downlink."""
+    """`netem`: the kernel's netem emulates delay, jitter and loss there. `ifb`: interface that is made
+    for the downlink."""
 
     def __init__(self, device: str, interface: str, *, netem: bool, ifb: str = link.IFB) -> None:
         self._device, self._interface, self._netem, self._ifb = device, interface, netem, ifb
         self._link: AccessLink | None = None
-        """Link settings that were applied last; None if the interface was never shaped."""
+        """Settings that were applied last."""
         self._usage: link.LinkUsage | None = None
-        """Measurement of the bytes that the link carries; None while the link is not shaped."""
+        """None while the link is not shaped."""
         self._plugged = True
         """Whether the interface should be up according to the last order; True if there was no order."""
         self._netlink = Netlink()
         self.reading_due = math.inf
-        """Time in seconds on the monotonic clock at which `read_queues` is due; infinite if no reading
-        is needed."""
+        """Monotonic time at which `read_queues` is due; infinite if not."""
 
     def apply(self, wanted: AccessLink) -> None:
-        """Shape the link. Raises LinkError."""
+        """Raises LinkError."""
         self.read_queues()
         link.apply(wanted, self._interface, self._link, netem=self._netem, ifb=self._ifb)
         self._link = wanted
@@ -52,7 +50,7 @@ class ShapedLink:
         self.apply(replace(self._link or AccessLink(), **lifted))
 
     def plug(self, *, up: bool) -> None:
-        """Set the interface up or down. Raises LinkError."""
+        """Raises LinkError."""
         self.read_queues()
         link.plug(self._interface, up=up)
         self._plugged = up
@@ -60,8 +58,8 @@ class ShapedLink:
             self._usage.pause()
 
     def read_queues(self) -> None:
-        """Read the counters of the link. If packets wait, schedule the next reading, because only the
-        time during which packets wait says something about the link."""
+        """If packets wait, schedule the next reading: only the time during which they wait says
+        something about the link."""
         self.reading_due = math.inf
         if self._usage is None or self._link is None or not self._plugged:
             return
@@ -74,19 +72,17 @@ class ShapedLink:
             self.reading_due = now + _READ_SECONDS if is_waiting else math.inf
 
     def uses(self) -> dict[str, QueueUse]:
-        """Return the fields `uplink` and `downlink` of a sample. Directions without a limit are left
-        out."""
+        """Fields `uplink` and `downlink` of a sample, if the direction has a limit."""
         found = {} if self._usage is None else self._usage.uses()
         return {f"{way}link": use for way, use in found.items()}
 
     @property
     def is_cut(self) -> bool:
-        """Whether the interface has no carrier, although nobody has ordered that."""
+        """No carrier, although nobody has ordered that."""
         return self._plugged and not link.has_carrier(self._interface)
 
     def stuck_queues(self) -> dict[str, float]:
-        """Return the time since which each stuck queue has sent nothing, in seconds on the monotonic
-        clock, by the description of this fault."""
+        """By description: monotonic time since which a stuck queue has sent nothing."""
         stuck = {} if self._usage is None else self._usage.stuck_since()
         return {
             f"the {way}link of {self._device} carried nothing though packets waited": since
@@ -94,9 +90,8 @@ class ShapedLink:
         }
 
     def lasting_faults(self, now: float) -> dict[str, float]:
-        """Return stuck queues, rates that were altered from outside, and whether a connection is without
-        answers, as in `stuck_queues`. `now`: seconds on the monotonic clock. All connections of the
-        network namespace count."""
+        """Like `stuck_queues`, with rates that were altered from outside, and a connection of the
+        network namespace without answers. `now`: monotonic time."""
         altered = {} if self._usage is None else self._usage.altered_since()
         found = self.stuck_queues() | {
             f"the rate of the {way}link of {self._device} was altered from outside": since
@@ -108,5 +103,4 @@ class ShapedLink:
         return found
 
     def close(self) -> None:
-        """Release the sockets."""
         self._netlink.close()

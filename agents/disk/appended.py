@@ -17,23 +17,23 @@ from agents.disk import files
 BLOCK = 4096
 """Each write to a direct file must end at a multiple of this number of bytes."""
 _PIECE = 2**20
-"""Number of bytes written to the disk at once, which fit into the processor's cache."""
+"""Bytes per write, which fit into the processor's cache."""
 
 
 class AppendedFile:
-    """Writer of the file at `path` from byte `begin` on. What was there is overwritten. The file is
-    created if it is missing, and only this user may read it.
+    """Writer of a file from byte `begin` on, over what was there. The file is created if it is missing,
+    and only this user may read it.
 
     `direct`: write around the page cache, which takes half of the time if the disk is waited for. Each
     `write` must then end at a multiple of `BLOCK`. A file system that cannot do this is written to in
-    the usual way."""
+    the usual way.
+    """
 
     def __init__(self, path: Path, begin: int = 0, *, direct: bool) -> None:
         self._fd = files.create_private(path)
         self._at = begin
-        """Position of the next byte."""
         self._buffer: mmap.mmap | None = None
-        """Memory from which a direct file is written: it begins at a page, as the kernel demands."""
+        """Begins at a page, as the kernel demands of a direct file."""
         if direct:
             self._buffer = mmap.mmap(-1, _PIECE)
             with suppress(OSError):
@@ -62,7 +62,6 @@ class AppendedFile:
         self._write(memoryview(self._buffer)[:filled])
 
     def sync(self) -> None:
-        """Flush the file to the disk."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -78,7 +77,7 @@ class AppendedFile:
                     raise
 
     def _set_direct(self, *, on: bool) -> bool:
-        """Switch O_DIRECT on or off; return whether that changed anything. Raises OSError."""
+        """O_DIRECT. Return whether that changed anything. Raises OSError."""
         before = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         after = before | os.O_DIRECT if on else before & ~os.O_DIRECT
         fcntl.fcntl(self._fd, fcntl.F_SETFL, after)

@@ -1,4 +1,4 @@
-"""Atomic writing of files, so that a crash never leaves a partial file, and safe reading of files that
+"""Atomic writing of files, so that a crash never leaves a partial one, and safe reading of files that
 may be damaged or come from untrusted sources."""
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def errors_name(path: Path) -> Iterator[None]:
-    """Context manager that adds `path` to an OSError without a file name, as calls on open files raise
-    them."""
+    """Add `path` to an OSError without a file name, as calls on open files raise them."""
     try:
         yield
     except OSError as error:
@@ -38,9 +37,8 @@ def errors_name(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path to write to. At the end, the file at this path is
-    renamed to `path` in one step. After an exception, the file is removed. Several processes may write
-    to `path` at the same time."""
+    """Yield a temporary path, which is renamed to `path` in one step, or removed after an exception.
+    Several processes may write to `path` at the same time."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with errors_name(path):
@@ -51,8 +49,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def save(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, secret: bool = False) -> None:
-    """Write the concatenation of `pieces` to `path` atomically, and flush it to the disk. `secret`:
-    whether only this user may read the file."""
+    """Write atomically, and flush to the disk. `secret`: only this user may read the file."""
     with (
         atomic_write(path) as partial,
         open_private(partial, "wb") if secret else partial.open("wb") as file,
@@ -63,7 +60,7 @@ def save(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, secret
 
 
 def with_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield `pieces`, then their checksum, in the format that `without_checksum` reads."""
+    """The checksum comes last, as `without_checksum` reads it."""
     found = Checksum()
     for piece in pieces:
         found.update(piece)
@@ -72,8 +69,7 @@ def with_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memo
 
 
 def without_checksum(data: bytes | mmap.mmap) -> memoryview:
-    """Return the bytes before the checksum that `with_checksum` added. Raises ValueError if the checksum
-    is wrong."""
+    """Raises ValueError if the checksum is wrong."""
     view = memoryview(data)
     content, found = view[: -PACKED.size], view[-PACKED.size :]
     if len(view) < PACKED.size or checksum.checksum_of(content) != PACKED.unpack(found)[0]:
@@ -82,7 +78,7 @@ def without_checksum(data: bytes | mmap.mmap) -> memoryview:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names of the files in `folder` to the disk."""
+    """Flush the names of files in `folder` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -91,13 +87,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_private(path: Path, mode: Literal["wb"]) -> BinaryIO:
-    """Open a file for writing, so that only this user may read or write the file. The permissions of an
-    existing file are changed."""
+    """Only this user may read or write the file, even an existing one."""
     return open(path, mode, opener=_private)
 
 
 def create_private(path: Path) -> int:
-    """Return a descriptor for writing to such a file. An existing file keeps its content."""
+    """Descriptor for writing to such a file. An existing one keeps its content."""
     return _private(path, os.O_WRONLY | os.O_CREAT)
 
 
@@ -108,8 +103,8 @@ def _private(path: str | Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for any other kind of file, because opening a pipe
-    might wait for ever, and a device such as /dev/zero has no end."""
+    """Raises OSError for any other kind of file: opening a pipe might wait for ever, and a device such
+    as /dev/zero has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -118,8 +113,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Raises OSError if the file cannot be read, is not a regular
-    file, or has more than `most` bytes."""
+    """Raises OSError if the file cannot be read, is not a regular one, or has more than `most` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read() if size <= most else b""  # read(most + 1) would first allocate `most` bytes
@@ -129,7 +123,7 @@ def read(path: Path, most: int) -> bytes:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 hash of a file, in hexadecimal digits. Raises OSError."""
+    """Hexadecimal digits. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(2**20):
@@ -138,8 +132,8 @@ def sha256(path: Path) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError if the text is invalid, is nested too deeply,
-    or contains half of a surrogate pair, which cannot be written or printed."""
+    """Raises ValueError if the text is invalid, nested too deeply, or has half of a surrogate pair,
+    which cannot be written or printed."""
     try:
         value = json.loads(text)
         if (r"\u" in text) if isinstance(text, str) else (rb"\u" in text):

@@ -28,15 +28,12 @@ except ImportError:
 
 
 MAX_VALUES = 200_000
-"""Maximum number of keys and values in a file. An alias counts as all values of the node that the alias
-refers to."""
+"""Keys and values in a file. An alias counts as all values of its node."""
 
 
 class Loader(Composer, _Parser, SafeConstructor, Resolver):
-    """A safe loader. Raises YAMLError, and RecursionError for a file that is nested too deeply.
-
-    The composer is Python's, because libyaml's composer overflows its stack in a deeply nested file.
-    """
+    """Raises YAMLError, and RecursionError for a file that is nested too deeply. The composer is
+    Python's, because libyaml's overflows its stack then."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by PyYAML)
 
@@ -46,7 +43,7 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
             part.__init__(self)
         self._values = 0
         self._sizes: dict[int, int] = {}
-        """Number of values in each node, by the node's id."""
+        """Values in each node, by its id."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()

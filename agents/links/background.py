@@ -23,21 +23,19 @@ from agents.config import Background, DrawnDuration
 from agents.timing.durations import DISTRIBUTIONS, DurationDistribution, sampler
 
 RateChange = tuple[float, float]
-"""Time in seconds, and rate in bit/s from that time on."""
+"""Seconds, and bit/s from then on."""
 Transfer = tuple[float, float]
-"""Time in seconds at which a transfer begins, and its size in bytes."""
+"""Seconds at which a transfer begins, and bytes."""
 LEAST_CYCLE_S = 0.01
-"""Minimum mean of an on period and an off period together, in seconds."""
+"""Minimum mean of an on and an off period together."""
 MOST_ARRIVALS = 1000.0
-"""Maximum rate at which transfers arrive, per second."""
+"""Transfers per second."""
 
 
 @dataclass(frozen=True)
 class ConstantRate:
-    """Always `rate`."""
-
     rate: float
-    """Rate in bit/s."""
+    """bit/s."""
 
     def rates(self, rng: np.random.Generator) -> Iterator[RateChange]:
         yield 0.0, self.rate
@@ -45,10 +43,10 @@ class ConstantRate:
 
 @dataclass(frozen=True)
 class OnOff:
-    """`rate` during on periods, nothing during off periods. The first period is off."""
+    """`rate` during on periods, nothing during off periods, which come first."""
 
     rate: float
-    """Rate in bit/s."""
+    """bit/s."""
     on: DrawnDuration
     off: DrawnDuration
 
@@ -71,12 +69,12 @@ class OnOff:
 
 @dataclass(frozen=True)
 class TracedRate:
-    """Rates over time, from a file."""
+    """From a file."""
 
     times: Sequence[float]
-    """Times in seconds, in increasing order; the first is 0."""
+    """Seconds, increasing from 0."""
     rates_at: Sequence[float]
-    """Rate in bit/s from each of `times` on."""
+    """bit/s from each of `times` on."""
     period: float | None
     """Seconds after which the trace repeats; None if the last rate stays."""
 
@@ -90,10 +88,10 @@ class TracedRate:
 
 @dataclass(frozen=True)
 class Flows:
-    """Transfers that arrive as a Poisson process. Each one sends as fast as the link lets it."""
+    """Poisson process. Each transfer sends as fast as the link lets it."""
 
     arrivals: float
-    """Mean number of transfers that arrive per second."""
+    """Mean per second."""
     size: DrawnDuration
     """Distribution of the sizes, with bytes in place of seconds."""
 
@@ -109,7 +107,7 @@ class Flows:
 
     @property
     def mean_rate(self) -> float:
-        """Mean rate of the arriving transfers, in bit/s; infinite if the size has no finite mean."""
+        """bit/s; infinite if the size has no finite mean."""
         return 8 * self.arrivals * _distribution(self.size).expectation
 
 
@@ -122,8 +120,7 @@ KINDS: dict[str, type[ConstantRate | OnOff | TracedRate | Flows]] = {
 
 
 def build(background: Background) -> ConstantRate | OnOff | TracedRate | Flows:
-    """Return the traffic that `background` describes. Raises ValueError if its parameters are
-    invalid."""
+    """Raises ValueError if the parameters are invalid."""
     try:
         return msgspec.convert(background.params, KINDS[background.kind])
     except KeyError:
@@ -131,8 +128,8 @@ def build(background: Background) -> ConstantRate | OnOff | TracedRate | Flows:
 
 
 def rates(background: Background, seed: int, segment: str) -> Iterator[RateChange]:
-    """Yield each change of the rate of a kind that does not react to congestion, in the order of time.
-    The first one is at time 0. `seed`: seed of the run. `segment`: name of the shared link."""
+    """Changes of a rate that does not react to congestion, in the order of time, from time 0. `seed`: of
+    the run."""
     kind = build(background)
     if isinstance(kind, Flows):
         raise TypeError("flows have transfers, not rates")
@@ -144,8 +141,7 @@ def rates(background: Background, seed: int, segment: str) -> Iterator[RateChang
 
 
 def transfers(background: Background, seed: int, segment: str) -> Iterator[Transfer]:
-    """Yield the transfers of the kind `flows`, in the order of time. `seed`: seed of the run. `segment`:
-    name of the shared link."""
+    """Transfers of the kind `flows`, in the order of time. `seed`: of the run."""
     kind = build(background)
     if not isinstance(kind, Flows):
         raise TypeError(f"{background.kind} has a rate, not transfers")
@@ -153,7 +149,7 @@ def transfers(background: Background, seed: int, segment: str) -> Iterator[Trans
 
 
 def is_flows(background: Background) -> bool:
-    """Whether the traffic consists of transfers, which share the link with the devices."""
+    """Transfers share the link with the devices."""
     return KINDS[background.kind] is Flows
 
 

@@ -21,27 +21,27 @@ Sender = TypeVar("Sender", bound=Hashable)
 
 
 class SharedLimit:
-    """A limit on the sum of rates, such as one direction of a shared link."""
+    """Limit on a sum of rates, such as one direction of a shared link."""
 
     __slots__ = ("branches", "first", "free", "is_stale", "level", "rising")
 
     def __init__(self, free: float = math.inf) -> None:
         self.free = free
-        """Capacity in bit/s for the rates of all senders together; infinite if it is not limited."""
+        """bit/s for all senders together; infinite if not limited."""
         self.branches: list[Branch[Any, Any]] = []
-        """Branches with the limit, when levels were last computed; none if it is infinite."""
+        """Branches when levels were last computed; none if the limit is infinite."""
         self.rising: list[Branch[Any, Any]] = []
-        """While levels are computed: those of them whose level is not final."""
+        """While levels are computed: branches whose level is not final."""
         self.level = 0.0
         """While levels are computed: level at which the limit is full; infinite if it never is."""
         self.first = 0.0
-        """Value of `level` without regard to other limits."""
+        """`level` without regard to other limits."""
         self.is_stale = True
-        """Whether `free`, or a branch, has changed since `first` was computed."""
+        """`free`, or a branch, has changed since `first` was computed."""
 
     @property
     def unused(self) -> float:
-        """Rate in bit/s that no sender uses."""
+        """bit/s that no sender uses."""
         return max(0.0, self.free - sum(one.total() for one in self.branches))
 
 
@@ -49,8 +49,6 @@ Limit = TypeVar("Limit", bound=SharedLimit)
 
 
 class RateClaim:
-    """Senders with the same path and the same cap."""
-
     __slots__ = ("cap", "count")
 
     def __init__(self, cap: float = math.inf, count: int = 1) -> None:
@@ -61,51 +59,49 @@ Claim = TypeVar("Claim", bound=RateClaim)
 
 
 class Branch(Generic[Limit, Claim]):
-    """All senders with the same path."""
-
     __slots__ = ("caps", "claims", "is_final", "level", "numbers", "path", "sums")
 
     def __init__(self, path: tuple[Limit, ...]) -> None:
         self.path = path
         self.caps: list[float] = []
-        """Caps of `claims`, which are in the order of their caps."""
+        """Caps of `claims`, which are in this order."""
         self.claims: list[Claim] = []
         self.level = 0.0
-        """Rate in bit/s of the senders that their caps do not slow down."""
+        """bit/s of the senders that their caps do not slow down."""
         self.is_final = False
-        """While levels are computed: whether the level is final."""
+        """While levels are computed."""
         self.sums: list[float] = [0.0]
-        """Sum in bit/s of the caps of the senders in the first k claims, for each k."""
+        """bit/s of the caps of the senders in the first k claims, for each k."""
         self.numbers: list[int] = [0]
-        """Number of senders in the first k claims, for each k."""
+        """Senders in the first k claims, for each k."""
 
     def add(self, claim: Claim) -> int:
-        """Add senders, and return their place among the claims."""
+        """Return the place among the claims."""
         place = bisect_right(self.caps, claim.cap)
         self.caps.insert(place, claim.cap)
         self.claims.insert(place, claim)
         return place
 
     def remove(self, claim: Claim) -> int:
-        """Remove senders, and return the place that they had among the claims."""
+        """Return the former place among the claims."""
         place = self.claims.index(claim, bisect_left(self.caps, claim.cap))
         del self.caps[place], self.claims[place]
         return place
 
     def count(self) -> None:
-        """Compute the sums again. Has to be called after claims have changed."""
+        """Has to be called after claims have changed."""
         self.sums = [0.0, *accumulate([one.cap * one.count for one in self.claims])]
         self.numbers = [0, *accumulate([one.count for one in self.claims])]
 
     def total(self) -> float:
-        """Return the sum of the senders' rates in bit/s at the branch's level."""
+        """bit/s of all senders at the branch's level."""
         place = bisect_right(self.caps, self.level)
         rising = self.numbers[-1] - self.numbers[place]
         return self.sums[place] + (self.level * rising if rising else 0.0)
 
 
 def share_out(branches: Collection[Branch[Any, Any]], limits: Iterable[SharedLimit]) -> None:
-    """Set the level of each of `branches`, which have senders. `limits`: all limits of their paths.
+    """Set the level of each branch, which has senders. `limits`: all limits of their paths.
 
     A limit is full at the level at which its senders use all of it, if no other limit slows them down
     before. Where no sender meets a lower level at another limit of its path, the level is final.
@@ -145,8 +141,8 @@ def share_out(branches: Collection[Branch[Any, Any]], limits: Iterable[SharedLim
 
 
 def _is_final(limit: SharedLimit) -> bool:
-    """Whether the levels of all branches of the limit are final. If not, compute the level at which the
-    others fill it."""
+    """The levels of all branches are final. If not, compute the level at which the others fill the
+    limit."""
     still = [one for one in limit.rising if not one.is_final]
     if still and len(still) < len(limit.rising):
         used = sum(one.total() for one in limit.branches if one.is_final)
@@ -158,8 +154,8 @@ def _is_final(limit: SharedLimit) -> bool:
 
 
 def _full_level(branches: Sequence[Branch[Any, Any]], free: float, level: float) -> float:
-    """Return the level at which the senders of `branches` use all of `free`; infinite if they never do.
-    `level`: level at which the search begins, such as the last one."""
+    """Level at which the senders use all of `free`; infinite if they never do. `level`: where the search
+    begins, such as the last one."""
     is_below = False
     while True:
         capped, rising = 0.0, 0
@@ -181,9 +177,8 @@ def _full_level(branches: Sequence[Branch[Any, Any]], free: float, level: float)
 def rates_on(
     senders: Mapping[Sender, str], segments: Mapping[str, Segment], way: Way
 ) -> dict[Sender, float]:
-    """Return the rate of each of `senders` in bit/s if nobody else sends in the direction `way`. Senders
-    that no segment limits are left out. `senders`: name of the segment that each is attached to.
-    `segments`: the tree, by name."""
+    """bit/s of each sender if nobody else sends, if a segment limits it. `senders`: name of the segment
+    that each is attached to. `segments`: the tree."""
     limits = {
         name: SharedLimit(math.inf if (rate := segment.rate(way)) is None else float(rate))
         for name, segment in segments.items()

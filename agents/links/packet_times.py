@@ -1,5 +1,5 @@
-"""Arrival times of packets, from the kernel's timestamps. The time at which a process reads a packet is
-not used, because that time depends on the host's load and on the process's CPU quota."""
+"""Arrival times of packets by the kernel's timestamps: when a process reads a packet depends on the
+host's load and on its CPU quota."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from collections.abc import Iterable
 from agents.timing.nanoseconds import Nanoseconds
 
 ANCILLARY_BYTES = 64
-"""Size in bytes of the buffer in which `recvmsg` returns the kernel's timestamp."""
+"""Bytes for the kernel's timestamp in `recvmsg`."""
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
 _BYTES_MOVED, _MOVED_OFFSET = struct.Struct("=QQ"), 120
-"""Format and offset in bytes of the fields tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info
-(linux/tcp.h, since Linux 4.1)."""
+"""Format and offset of tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (linux/tcp.h, since
+Linux 4.1)."""
 _OUT_OF_ORDER, _OUT_OF_ORDER_OFFSET = struct.Struct("=I"), 224
-"""Format and offset in bytes of the field tcpi_rcv_ooopack in struct tcp_info (since Linux 5.4)."""
+"""Format and offset in bytes of tcpi_rcv_ooopack in struct tcp_info (since Linux 5.4)."""
 _ROOM = bytearray(2**20)
-"""Buffer for MSG_PEEK. The size of the buffer is the maximum amount of waiting data that is read to find
-the last packet's timestamp."""
+"""For MSG_PEEK: the maximum of waiting data that is read to find the last packet's timestamp."""
 _LONGEST: Nanoseconds = 10**9
-"""Longest plausible time in ns for which data waits for this process. A process waits for its CPU quota
-for at most one period, which is at most a second. A longer wait means that the process was paused or
-that a clock was set."""
+"""Longest plausible time for which data waits for this process: at most one period of its CPU quota, a
+second. After longer, the process was paused, or a clock was set."""
 
 
 def enable_timestamps(sock: socket.socket) -> None:
-    """Let the kernel record the arrival times of packets at `sock`. No effect on other systems than
-    Linux, and where Linux is emulated without these times: packets then count as arrived when they are
-    read."""
+    """No effect on other systems than Linux, and where Linux is emulated without these times: packets
+    then count as arrived when they are read."""
     if sys.platform == "linux":
         try:
             sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -43,8 +40,7 @@ def enable_timestamps(sock: socket.socket) -> None:
 
 
 def bytes_moved(sock: socket.socket) -> int:
-    """Return the number of bytes that the other side of `sock` has acknowledged or sent; 0 if `sock` is
-    not a TCP socket on Linux."""
+    """Acknowledged or sent by the other side; 0 if `sock` is not a TCP socket on Linux."""
     if sys.platform != "linux" or sock.family == socket.AF_UNIX:
         return 0
     try:
@@ -57,9 +53,9 @@ def bytes_moved(sock: socket.socket) -> int:
 
 
 def arrived_in_order(sock: socket.socket) -> bool:
-    """Return whether no packet of the TCP connection `sock` arrived before an earlier one, as far as the
-    kernel tells. After such an arrival, timestamps are too early: waiting packets that are merged when
-    the missing packet arrives keep their own time."""
+    """Whether no packet arrived before an earlier one, as far as the kernel tells. After that,
+    timestamps are too early: waiting packets that are merged when the missing packet arrives keep their
+    own time."""
     if sys.platform != "linux":
         return True
     size = _OUT_OF_ORDER_OFFSET + _OUT_OF_ORDER.size
@@ -68,8 +64,7 @@ def arrived_in_order(sock: socket.socket) -> bool:
 
 
 def timestamp_in(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
-    """Return the kernel's timestamp in the ancillary data of `recvmsg`, in ns of the real-time clock;
-    the current time if the ancillary data has no timestamp."""
+    """Kernel's timestamp, in ns of the real-time clock; the current time if there is none."""
     for level, kind, value in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
             seconds, rest = _TIMESPEC.unpack(value[: _TIMESPEC.size])
@@ -78,8 +73,8 @@ def timestamp_in(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
 
 
 def arrival_time(sock: socket.socket) -> Nanoseconds:
-    """Return the monotonic time at which the last of the data waiting in `sock` arrived. If no data
-    waits, or if `sock` is not a TCP socket on Linux (with or without TLS), return the current time."""
+    """Monotonic time at which the last of the waiting data arrived; the current time if none waits, or
+    `sock` is not a TCP socket on Linux (with or without TLS)."""
     waited = 0
     if sys.platform == "linux" and sock.family != socket.AF_UNIX:
         flags = socket.MSG_PEEK | socket.MSG_TRUNC | socket.MSG_DONTWAIT

@@ -2,12 +2,11 @@
 
 Trains use UDP, because long round trips and losses would slow down a short TCP transfer. A train is one
 second of large packets, sent slightly faster than the link's requested rate. The rate is computed from
-the kernel's timestamps of the first and the last packet, and from the number of packets between them.
-Packets that the receiver was too slow to read are included, because the kernel counts them.
+the kernel's timestamps of the first and the last packet, and from the number of packets between them,
+also those that the receiver was too slow to read, because the kernel counts them.
 
 The server uses one port. A device sends the request `up RATE` or `down RATE`, and repeats it until the
-server answers. The answer to `up` is the permission to start the train; the answer to `down` is the
-first packet of the server's train.
+server answers: by the permission to start the train, or by the first packet of the server's train.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ from agents.links import packet_times, socket_buffers
 
 PORT = 1884
 FRAME = 1464
-"""Length of each packet on the wire in bytes, including the Ethernet header. The packet fits the MTU of
-an overlay network."""
+"""Bytes of each packet on the wire, with the Ethernet header. It fits the MTU of an overlay network."""
 _PAYLOAD = bytes(FRAME - 14 - 20 - 8)
 _GO = b"go"
 _TRAIN_SECONDS = 1.0
 _MIN_PACKETS, _MAX_PACKETS = 12, 2_700
 _SEND_RATE_FACTOR = 1.1
-"""Rate of sending, as a multiple of the link's requested rate, so that the link is the bottleneck."""
+"""Multiple of the requested rate, so that the link is the bottleneck."""
 _SEND_AHEAD_SECONDS = 0.15
-"""Maximum time in seconds by which the sender may be ahead of the sending rate, so that a sender on a
-busy host keeps the link full."""
+"""Maximum time by which the sender may be ahead of its rate, so that one on a busy host keeps the link
+full."""
 _SILENCE_TIMEOUT_SECONDS = 1.0
-"""Seconds without a packet after which an incomplete train counts as over. On slow links, the timeout is
-longer."""
+"""Without a packet for this long, longer on slow links, an incomplete train counts as over."""
 _FIRST_PACKET_TIMEOUT_SECONDS = 10.0
 _MAX_REQUESTS = 10
 _SO_RXQ_OVFL = 40
@@ -44,28 +41,24 @@ _SOCKET_BUFFER_BYTES = 4 << 20
 
 
 def train_length(rate: int) -> int:
-    """Return the number of packets in a train for a link of `rate` bit/s."""
+    """Packets for a link of `rate` bit/s."""
     return min(max(_MIN_PACKETS, round(rate * _TRAIN_SECONDS / (8 * FRAME))), _MAX_PACKETS)
 
 
 @dataclass(slots=True)
 class TrainArrivals:
-    """Packets of a train that have arrived so far. Times are in ns."""
+    """Times are in ns."""
 
     first: int = 0
-    """Arrival time of the first packet."""
     last: int = 0
-    """Arrival time of the last packet."""
     count: int = 0
-    """Number of packets read."""
     missed: int = 0
-    """Number of packets that the kernel dropped, because the receiver did not read them in time. Packets
-    dropped after the last packet read do not count."""
+    """Packets that the kernel dropped, because the receiver did not read them in time, but not those
+    after the last one read."""
     _missed_before: int = 0
 
     def add(self, at: int, missed: int) -> None:
-        """Add a packet. `at`: arrival time in ns. `missed`: number of packets that the kernel has
-        dropped at the socket so far."""
+        """`at`: ns. `missed`: packets that the kernel has dropped at the socket so far."""
         if not self.count:
             self.first, self._missed_before = at, missed
         self.last, self.missed = at, missed - self._missed_before
@@ -73,19 +66,15 @@ class TrainArrivals:
 
     @property
     def rate(self) -> float:
-        """Rate in bit/s on the wire; 0 for fewer than two packets."""
+        """bit/s on the wire; 0 for fewer than two packets."""
         if self.last <= self.first:
             return 0.0
         return 8e9 * FRAME * (self.count - 1 + self.missed) / (self.last - self.first)
 
 
 def upload(host: str, rate: int, timeout: float) -> float:
-    """Measure and return the rate to the server, in bit/s on the wire. `rate`: requested rate of the
-    link in bit/s.
-
-    `timeout`: seconds within which each answer must arrive, in addition to the duration of the train.
-    Raises OSError.
-    """
+    """Rate to the server, in bit/s on the wire. `rate`: requested. `timeout`: seconds for each answer,
+    beside the duration of the train. Raises OSError."""
     with closing(_timestamping_socket()) as sock:
         sock.connect((host, PORT))
         _request(sock, f"up {rate}".encode(), timeout)
@@ -98,9 +87,8 @@ def upload(host: str, rate: int, timeout: float) -> float:
 
 
 def download(host: str, rate: int, timeout: float) -> float:
-    """Measure and return the rate from the server, in bit/s on the wire. `rate`: requested rate of the
-    link in bit/s. `timeout`: seconds within which each answer must arrive, in addition to the duration
-    of the train. Raises OSError."""
+    """Rate from the server, in bit/s on the wire. `rate`: requested. `timeout`: seconds for each answer,
+    beside the duration of the train. Raises OSError."""
     with closing(_timestamping_socket()) as sock:
         sock.connect((host, PORT))
         first = _request(sock, f"down {rate}".encode(), timeout)
@@ -108,14 +96,13 @@ def download(host: str, rate: int, timeout: float) -> float:
 
 
 def listen(address: str, port: int = PORT) -> None:
-    """Serve devices at `address` in threads of this process, until the process ends. Raises OSError."""
+    """Threads that run until the process ends. Raises OSError."""
     listening = _bound_socket(address, port)
     threading.Thread(target=_serve, args=(listening,), name="packettrain", daemon=True).start()
 
 
 def _serve(listening: socket.socket) -> None:
-    """Answer the devices, each on a separate socket, because the kernel counts dropped packets per
-    socket."""
+    """Each device gets a socket, because the kernel counts dropped packets per socket."""
     busy: set[tuple[str, int]] = set()
 
     def answer(peer: tuple[str, int], request: bytes) -> None:
@@ -145,8 +132,8 @@ def _answer(sock: socket.socket, request: bytes) -> None:
 
 
 def _request(sock: socket.socket, request: bytes, timeout: float) -> TrainArrivals:
-    """Send `request` repeatedly until a packet arrives: the first packet of a train, or the permission
-    to start a train. Return the arrivals with this packet. Raises OSError."""
+    """Repeat until a packet arrives: the first of a train, or the permission to start one. Raises
+    OSError."""
     sock.settimeout(timeout)
     for _ in range(_MAX_REQUESTS):
         sock.send(request)
@@ -169,8 +156,8 @@ def _send_train(sock: socket.socket, rate: int) -> None:
 
 
 def _receive_train(sock: socket.socket, rate: int, found: TrainArrivals) -> TrainArrivals:
-    """Receive a train until it is over, and add its packets to `found`. If the request arrives again,
-    it is answered again, because the first answer was lost."""
+    """Add the packets of a train to `found`. If the request arrives again, it is answered again: the
+    first answer was lost."""
     with suppress(TimeoutError):
         while found.count + found.missed < train_length(rate):
             sock.settimeout(_silence(rate) if found.count else _FIRST_PACKET_TIMEOUT_SECONDS)
@@ -187,8 +174,8 @@ def _silence(rate: int) -> float:
 
 
 def _arrival(sock: socket.socket) -> tuple[int, int, int]:
-    """Receive a packet. Return its size in bytes, its arrival time in ns, and the number of packets that
-    the kernel has dropped at this socket so far."""
+    """Size in bytes, arrival time in ns, and packets that the kernel has dropped at this socket so
+    far."""
     data, ancillary, _, _ = sock.recvmsg(2048, 128)
     missed = 0
     for level, kind, value in ancillary:

@@ -2,9 +2,9 @@
 
     python -m agents.links.probe_server COMMAND ...
 
-This command starts the server on the container's address in a child process, and replaces itself by
-COMMAND. The packet trains (agents.links.packet_train) use UDP. A device first waits until a TCP
-connection to the server is accepted.
+starts it on the container's address in a child process, and replaces itself by COMMAND. The packet
+trains (agents.links.packet_train) use UDP. A device first waits until a TCP connection to the server is
+accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def listen(address: str) -> socketserver.TCPServer:
-    """Return a TCP server that accepts connections and closes them. Raises OSError."""
+    """Accepts connections and closes them. Raises OSError."""
     return _ProbeServer((address, PORT), socketserver.BaseRequestHandler)
 
 

@@ -13,23 +13,22 @@ from agents.wire.messages import SegmentFigures
 _TRIES = 3
 """Maximum number of measurements of a segment."""
 _MAX_SECONDS, _MAX_TOTAL_SECONDS = 0.5, 8.0
-"""Maximum number of seconds of one measurement, and of all measurements of one direction together."""
+"""Maximum duration of a measurement, and of all measurements of one direction together."""
 _NEAR = 0.02
-"""The first measurement within this relative distance of the expected rate is the last."""
+"""A measurement within this relative distance of the expected rate is the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentProbe(Generic[Sender]):
-    """Measurement of one direction of a segment. The senders' expected rates are in bit/s."""
+    """One direction of a segment. Rates are expected ones, in bit/s."""
 
     segment: str
     way: Way
     alone: Mapping[Sender, float]
-    """The fastest single sender, with its expected rate."""
+    """The fastest single sender."""
     together: Mapping[Sender, float]
-    """All senders below the segment, with their expected rates."""
+    """All senders below the segment."""
     seconds: float
-    """Duration of a measurement."""
 
     @property
     def loads(self) -> tuple[Mapping[Sender, float], ...]:
@@ -37,8 +36,7 @@ class SegmentProbe(Generic[Sender]):
         return (self.alone, self.together) if len(self.together) > 1 else (self.alone,)
 
     def figures(self, measured: Sequence[float]) -> SegmentFigures:
-        """Return the expected figures with those measured. `measured`: rate of each of `loads` in
-        bit/s."""
+        """Expected figures, with those measured. `measured`: bit/s of each of `loads`."""
         full, reach = (round(sum(one.values())) for one in (self.together, self.alone))
         return SegmentFigures(self.segment, self.way, full, reach, measured[0], measured[-1])
 
@@ -46,8 +44,8 @@ class SegmentProbe(Generic[Sender]):
 def probes(
     senders: Mapping[Sender, str], segments: Mapping[str, Segment], way: Way
 ) -> Iterator[SegmentProbe[Sender]]:
-    """Yield a measurement for each segment that has a rate in the direction `way` and senders below it.
-    `senders`: name of the segment that each is attached to. `segments`: the tree, by name."""
+    """Each segment with a rate in the direction `way` and senders below it. `senders`: name of the
+    segment that each is attached to. `segments`: the tree."""
     paths = {sender: {one.name for one in path_of(name, segments)} for sender, name in senders.items()}
     found = []
     for name, segment in segments.items():
@@ -62,12 +60,11 @@ def probes(
 
 
 def is_enough(measured: Sequence[float], load: Mapping[Sender, float]) -> bool:
-    """Whether `load` need not be measured again after these rates: one is close to the expected rate, or
-    they are as many as allowed."""
+    """A rate is close to the expected one, or there are as many as allowed."""
     expected = sum(load.values())
     return len(measured) >= _TRIES or any(abs(rate / expected - 1) <= _NEAR for rate in measured)
 
 
 def nearest(measured: Sequence[float], load: Mapping[Sender, float]) -> float:
-    """Return the measured rate that is nearest to the expected rate of `load`."""
+    """Measured rate that is nearest to the expected one."""
     return min(measured, key=lambda one: abs(one - sum(load.values())))

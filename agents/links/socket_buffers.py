@@ -1,4 +1,4 @@
-"""Sizes of sockets' buffers above the limit that the host sets for ordinary processes."""
+"""Buffers above the limit that the host sets for ordinary processes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import socket
 import sys
 
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-"""Options of Linux that ignore the host's limits, for privileged processes."""
+"""Ignore the host's limits, for privileged processes (Linux)."""
 
 
 def enlarge_receive_buffer(sock: socket.socket, size: int) -> None:
-    """Give `sock` a receive buffer of `size` bytes. A process without the privilege gets at most the
-    host's limit (net.core.rmem_max)."""
+    """Without the privilege, at most the host's limit (net.core.rmem_max)."""
     _enlarge(sock, socket.SO_RCVBUF, _SO_RCVBUFFORCE, size)
 
 
 def enlarge_send_buffer(sock: socket.socket, size: int) -> None:
-    """Give `sock` a send buffer of `size` bytes. A process without the privilege gets at most the host's
-    limit (net.core.wmem_max)."""
+    """Without the privilege, at most the host's limit (net.core.wmem_max)."""
     _enlarge(sock, socket.SO_SNDBUF, _SO_SNDBUFFORCE, size)
 
 

@@ -1,5 +1,5 @@
-"""Schedule of background traffic in real time: what has to be sent, and when. Neither I/O nor a clock:
-the time is an argument.
+"""Schedule of background traffic in real time: sizes, and when to send them. Neither I/O nor a
+clock: the time is an argument.
 
 A loop sends the traffic of a source like this:
 
@@ -22,9 +22,9 @@ from agents.links import background
 from agents.links.background import RateChange, Transfer
 
 _TICK_SECONDS = 0.002
-"""Minimum time between two moments at which traffic of a given rate is sent."""
+"""Minimum between two moments at which traffic of a given rate is sent."""
 _ROUNDING_BYTES = 1e-3
-"""Bytes that may be missing from a packet, because times are rounded."""
+"""May be missing from a packet, because times are rounded."""
 _MAX_BEHIND_SECONDS = 0.05
 """Traffic of a given rate that is not sent in time is made up for if it is at most this late."""
 _MAX_LATE_SECONDS = 1.0
@@ -33,22 +33,22 @@ out."""
 
 
 class RateSchedule:
-    """Traffic of a given rate, in full packets."""
+    """A given rate, in full packets."""
 
     def __init__(self, changes: Iterator[RateChange], epoch: float, dilation: float, now: float) -> None:
-        """`epoch`: time of the run's start. `dilation`: host seconds per second of device time."""
+        """`epoch`: the run's start. `dilation`: host seconds per second of device time."""
         self._changes = ((epoch + at * dilation, rate / 8 / dilation) for at, rate in changes)
         self._change = next(self._changes, None)
-        """Time of the next change of the rate, and the new rate in bytes per second."""
+        """Time, and new rate in bytes per second."""
         self._rate = 0.0
-        """Present rate in bytes per second."""
+        """Bytes per second."""
         self._owed = 0.0
         """Bytes that are due at the time `_at` but not sent."""
         self._at = self.next = now
-        """`next`: time at which `take` has to be called again; infinite if nothing more is sent."""
+        """`next`: when to call `take` again; infinite if nothing more is sent."""
 
     def take(self, now: float) -> Sequence[int]:
-        """Return the bytes on the wire that have to be sent now: one size, or none."""
+        """Bytes on the wire to send now: one size, or none."""
         at = self._at + max(0.0, now - self.next - _MAX_BEHIND_SECONDS)
         while self._change is not None and self._change[0] <= now:
             changes, rate = self._change
@@ -66,16 +66,14 @@ class RateSchedule:
 
 
 class TransferSchedule:
-    """Transfers that begin at given times."""
-
     def __init__(self, transfers: Iterator[Transfer], epoch: float, dilation: float) -> None:
-        """`epoch`: time of the run's start. `dilation`: host seconds per second of device time."""
+        """`epoch`: the run's start. `dilation`: host seconds per second of device time."""
         self._transfers = ((epoch + at * dilation, round(size)) for at, size in transfers)
         self.next, self._size = next(self._transfers, (math.inf, 0))
-        """`next`: time at which the next transfer begins; infinite if there is none."""
+        """`next`: when the next transfer begins; infinite if there is none."""
 
     def take(self, now: float) -> Sequence[int]:
-        """Return the sizes in bytes of the transfers that have to begin now."""
+        """Bytes of the transfers that have to begin now."""
         found = []
         while self.next <= now:
             if self.next > now - _MAX_LATE_SECONDS:
@@ -87,8 +85,7 @@ class TransferSchedule:
 def schedule(
     traffic: Background, seed: int, segment: str, *, epoch: float, dilation: float, now: float
 ) -> RateSchedule | TransferSchedule:
-    """Return the schedule of `traffic` on `segment`. `seed`: seed of the run. `epoch`: time of the run's
-    start. `dilation`: host seconds per second of device time."""
+    """`seed`: of the run. `epoch`: its start. `dilation`: host seconds per second of device time."""
     if background.is_flows(traffic):
         return TransferSchedule(background.transfers(traffic, seed, segment), epoch, dilation)
     return RateSchedule(background.rates(traffic, seed, segment), epoch, dilation, now)

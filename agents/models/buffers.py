@@ -17,26 +17,25 @@ from agents.models.vectors import Vector, finite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffers:
-    """All buffers of a model, in the module's order: one flat vector of floats, and one flat vector of
-    integers. The vectors are never changed."""
+    """In the module's order, as a flat vector of floats and one of integers, which are never changed."""
 
     floats: Vector
     """Floating-point buffers, shape (b,), float32."""
     integers: NDArray[np.int64]
-    """Integer and Boolean buffers, shape (i,), int64. Booleans are 0 and 1."""
+    """Integer and Boolean (0 and 1) buffers, shape (i,), int64."""
 
     nbytes: int = field(init=False)
-    """Size in bytes; 0 for a model without buffers."""
+    """0 for a model without buffers."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nbytes", self.floats.nbytes + self.integers.nbytes)
 
     def equals(self, other: Buffers) -> bool:
-        """Whether these buffers and `other` are bitwise equal."""
+        """Bitwise."""
         return [one.tobytes() for one in self._arrays] == [one.tobytes() for one in other._arrays]
 
     def unfit(self, other: Buffers) -> str | None:
-        """Return why `other` cannot be buffers of the same model; None if it can."""
+        """Why `other` cannot be buffers of the same model; None if it can."""
         sizes, expected = ([array.size for array in each._arrays] for each in (other, self))
         if sizes != expected:
             return f"another model: {sum(sizes)} numbers in its buffers, expected {sum(expected)}"

@@ -1,5 +1,4 @@
-"""Conversion between a torch module and flat vectors of the module's parameters and buffers, and a hash
-of the names and shapes of the parameters and buffers."""
+"""A torch module as flat vectors of its parameters and buffers, and a hash of their names and shapes."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from agents.models.vectors import Vector, finite
 from agents.tasks.interface import Task
 
 _MAX_NAMED = 3
-"""Maximum number of buffers or parameters named in an error."""
+"""Buffers or parameters that an error names."""
 _EXACT = {torch.float32, torch.float16, torch.bfloat16}
-"""Types of floating-point buffers that float32 represents exactly."""
+"""Floating-point buffers that float32 represents exactly."""
 
 
 def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
-    """Return the task's module at the start of a run. Parameters frozen by `start` require no
-    gradient. Raises ValueError if the task's model is not a module."""
+    """Parameters frozen by `start` require no gradient. Raises ValueError if the task's model is not a
+    module."""
     module: object = task.model()
     if not isinstance(module, torch.nn.Module):
         raise ValueError(
@@ -45,16 +44,15 @@ def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
 
 
 def _kind(value: object) -> str:
-    """Describe the type of `value`, for instance `a list`."""
+    """Type of `value` in words, such as `a list`."""
     name = "None" if value is None else type(value).__name__
     return name if value is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
 
 
 def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]:
-    """Return four facts about the size of the task's model: the number of float32 values in a message
-    (including buffers), the number of frozen parameters (which are not sent), the number of buffer
-    values in a message, and the names of all parameters. `frozen`: names or name patterns of the
-    parameters to freeze. Raises ValueError if the module does not pass `check`."""
+    """float32 values in a message (with buffers), frozen parameters (which are not sent), buffer values
+    in a message, and the names of all parameters. `frozen`: names or patterns. Raises ValueError if the
+    module does not pass `check`."""
     with generators.unchanged():
         module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
@@ -68,12 +66,11 @@ def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]
 def write_start(
     task: Task, seed: int, frozen: Sequence[str], initial: str | None, to: str | None
 ) -> list[str]:
-    """Write the initial state of the run's module to the file `to` as safetensors, with the names of the
-    tensors. The state comes from the file `initial`. If `initial` is None, the task makes the state with
-    `seed`. If `to` is None, nothing is written, and only the file `initial` is checked.
+    """Write the initial state of the run's module, with names, to the safetensors file `to`: from the
+    file `initial`, or as the task makes it with `seed`. If `to` is None, only check the file `initial`.
 
-    Returns a description of each difference between the file `initial` and the module. If there is a
-    difference, nothing is written.
+    Return each difference between the file `initial` and the module; if there is one, nothing is
+    written.
     """
     module = first_module(task, seed, InitialModel(frozen=tuple(frozen)))
     if initial is not None:
@@ -89,7 +86,7 @@ def write_start(
 def _differences(
     found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
 ) -> Iterator[str]:
-    """Describe each difference of the state `found` from `expected`, the state of the model."""
+    """Each difference of the state `found` from that of the model."""
     for name, tensor in expected.items():
         if name not in found:
             yield f"{name} is missing; the model has it, with shape {list(tensor.shape)}"
@@ -121,10 +118,10 @@ class FlatModule:
         self.gradient = torch.zeros_like(self.w) if trained else torch.zeros(0)
         self.schema_hash = schema_hash(module)
         self.parts: list[slice] = []
-        """Slice of each learned parameter in the vectors."""
+        """Slice of each learned parameter."""
         self._gradients: list[torch.Tensor] = []
-        """Gradient of each learned parameter. Torch counts the writes to a gradient in the gradient's
-        attribute `_version`."""
+        """Gradient of each learned parameter; torch counts the writes to it in its attribute
+        `_version`."""
         self._written: list[int] = []
         """`_version` of each gradient at the last call of `without_gradient`."""
         offset = 0
@@ -139,8 +136,8 @@ class FlatModule:
         self.without_gradient()
 
     def without_gradient(self) -> list[slice]:
-        """Return the parts of the vectors whose parameters got no gradient since the last call. Torch's
-        optimizers do not change such parameters."""
+        """Parts whose parameters got no gradient since the last call: torch's optimizers do not change
+        these."""
         before, self._written = self._written, [gradient._version for gradient in self._gradients]
         if all(map(operator.ne, self._written, before)):
             return []
@@ -148,16 +145,14 @@ class FlatModule:
         return [part for part, now, then in triples if now == then]
 
     def load(self, vector: Vector, buffers: Buffers = NONE) -> None:
-        """Copy `vector`, shape (d,), into the parameters. Copy `buffers` into the buffers, unless
-        `buffers` is empty."""
+        """`vector`: shape (d,). Empty buffers are not loaded."""
         fill(self.w, vector)
         if buffers.nbytes:
             load_buffers(self.module, buffers)
 
 
 def fill(tensor: torch.Tensor, vector: Vector) -> None:
-    """Copy `vector` into `tensor`, which has the same shape and may be on any torch device. `vector` may
-    be read-only."""
+    """`tensor` has the same shape, and may be on any torch device. `vector` may be read-only."""
     if tensor.is_cpu:
         np.copyto(tensor.numpy(), vector)
     else:  # a copy, because torch warns about read-only arrays
@@ -165,19 +160,18 @@ def fill(tensor: torch.Tensor, vector: Vector) -> None:
 
 
 def vector_of(tensor: torch.Tensor) -> Vector:
-    """Return a copy of `tensor` as a NumPy array. `tensor` may be on any torch device."""
+    """Copy of `tensor`, which may be on any torch device."""
     vector: Vector = tensor.detach().cpu().numpy().copy()
     return vector
 
 
 def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return names and tensors of the parameters that are trained and sent: all parameters that
-    require a gradient."""
+    """Parameters that are trained and sent: those that require a gradient."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
 def vector_parts(module: torch.nn.Module) -> list[tuple[str, slice, torch.Size]]:
-    """Return name, slice in the flat vector, and shape of each learned parameter."""
+    """Name, slice in the flat vector, and shape of each learned parameter."""
     found, offset = [], 0
     for name, p in learned(module):
         found.append((name, slice(offset, offset + p.numel()), p.shape))
@@ -186,16 +180,14 @@ def vector_parts(module: torch.nn.Module) -> list[tuple[str, slice, torch.Size]]
 
 
 def stored_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return names and tensors of the buffers in the state of `module`. A buffer with several names is
-    listed once. Buffers registered with `persistent=False` are not listed, because the module's
-    constructor makes them."""
+    """Buffers in the module's state, each once, even with several names. Those registered with
+    `persistent=False` are made by the module's constructor."""
     named = list(module.named_buffers())
     stored = module.state_dict() if named else {}
     return [(name, b) for name, b in named if name in stored]
 
 
 def buffers_of(module: torch.nn.Module) -> Buffers:
-    """Return a copy of the buffers of `module`."""
     if not (found := [b for _, b in stored_buffers(module)]):
         return NONE
     floats, integers = (
@@ -211,8 +203,7 @@ def buffers_of(module: torch.nn.Module) -> Buffers:
 
 
 def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
-    """Copy `buffers` into the buffers of `module`. Raises ValueError if `buffers` and the module have
-    different numbers of values."""
+    """Raises ValueError for another number of values."""
     found = [b for _, b in stored_buffers(module)]
     for floating, source in ((True, buffers.floats), (False, buffers.integers)):
         chosen = [b for b in found if b.is_floating_point() == floating]
@@ -273,14 +264,13 @@ def check(module: torch.nn.Module) -> None:
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return names and tensors of all parameters and buffers. A tensor with several names is listed
-    once."""
+    """All parameters and buffers, each once, even with several names."""
     return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _sharing(module: torch.nn.Module) -> Iterator[str]:
-    """Describe each learned parameter that shares memory with another tensor, or has elements
-    that share memory with each other."""
+    """Each learned parameter that shares memory with another tensor, or has elements that share memory
+    with each other."""
     trained = {name for name, _ in learned(module)}
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in _tensors(module):
@@ -296,15 +286,14 @@ def _sharing(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Return the number of elements of the storage from the tensor's first element to the tensor's last
-    element, including both."""
+    """Elements of the storage from the tensor's first to its last one, both included."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor.numel()
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors in the same storage share any element. `a` must not be expanded."""
+    """The tensors are in the same storage. `a` must not be expanded."""
     begins = [t.storage_offset() * t.element_size() for t in (a, b)]
     ends = [(t.storage_offset() + _extent(t)) * t.element_size() for t in (a, b)]
     if max(begins) >= min(ends):
@@ -324,42 +313,37 @@ def _can_be_sent(buffer: torch.Tensor) -> bool:
 
 
 def _split(source: Vector, like: Sequence[torch.Tensor]) -> list[Vector]:
-    """Split `source` into vectors that have the sizes of the tensors in `like`."""
     ends = np.cumsum([tensor.numel() for tensor in like])
     return np.split(source, ends[:-1]) if like else []
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return a text with the first few of `names` and the number of further names."""
+    """The first few of `names`, and the number of the others."""
     more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
     return ", ".join([*names[:_MAX_NAMED], *more])
 
 
 def schema_hash(module: torch.nn.Module) -> str:
-    """Return a hash of the names, the shapes and the order of the parameters and buffers that are sent.
-    The hash has 12 hex digits."""
+    """12 hex digits for names, shapes and order of the parameters and buffers that are sent."""
     schema = [(name, list(p.shape)) for name, p in learned(module)]
     schema += [(name, list(b.shape)) for name, b in stored_buffers(module)]
     return hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:12]
 
 
 def first_module(task: Task, seed: int, start: InitialModel = FROM_TASK) -> torch.nn.Module:
-    """Return the initial module of a run with this seed."""
     with generators.unchanged():
         generators.seed(seed)
         return build(task, start)
 
 
 def first_model(task: Task, seed: int, start: InitialModel = FROM_TASK) -> tuple[Vector, Buffers, str]:
-    """Return the initial model of a run with this seed: the parameters, shape (d,), the buffers, and the
-    schema hash."""
+    """Parameters, shape (d,), buffers, and schema hash."""
     module = first_module(task, seed, start)
     return initial(module), buffers_of(module), schema_hash(module)
 
 
 def initial(module: torch.nn.Module) -> Vector:
-    """Return the learned parameters of `module` as one vector, shape (d,). Raises ValueError if the
-    module does not pass `check`."""
+    """Learned parameters, shape (d,). Raises ValueError if the module does not pass `check`."""
     check(module)
     with torch.no_grad():
         flat = torch.cat([p.reshape(-1) for _, p in learned(module)])

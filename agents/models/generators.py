@@ -22,7 +22,7 @@ def seed(value: int) -> None:
 
 
 def states() -> tuple[Any, ...]:
-    """Return the states of all global generators, in a form that can be compared with ==."""
+    """Can be compared with ==."""
     name, key, *rest = np.random.get_state(legacy=True)
     return (
         bytes(torch.get_rng_state().numpy()),
@@ -35,7 +35,6 @@ def states() -> tuple[Any, ...]:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Restore the states of all global generators at the end of the `with` block."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

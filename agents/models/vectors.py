@@ -1,4 +1,4 @@
-"""Arithmetic on models as flat vectors, in place and without temporary arrays of a model's size."""
+"""Models as flat vectors, in place and without temporary arrays of a model's size."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[Any]
-"""A vector of shape (d,). Vectors in messages are float32. The arithmetic keeps the float type of its
-arguments."""
+"""Shape (d,). float32 in messages; the arithmetic keeps the float type of its arguments."""
 
 _BLOCK = 1 << 15
-"""Number of elements per block. The temporary arrays of one block fit into the processor's cache."""
+"""Elements whose temporary arrays fit into the processor's cache."""
 _LARGEST = float(np.finfo(np.float32).max)
 DIVERGED = "not finite, or its norm is above 1.8e19: local training diverged"
 """Result of `unfit` for a vector that is not `finite`."""
 
 
 def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
-    """Do target ← target + scale · vector. Both have shape (d,)."""
+    """target ← target + scale · vector, shape (d,)."""
     if scale == 1.0:
         np.add(target, vector, out=target)
         return
@@ -34,7 +33,7 @@ def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
 
 
 def add_and_clear(target: Vector, source: Vector, scale: float) -> None:
-    """Do target ← target + scale · source and source ← 0. Both have shape (d,)."""
+    """target ← target + scale · source and source ← 0, shape (d,)."""
     for start in range(0, target.size, _BLOCK):
         part, addend = target[start : start + _BLOCK], source[start : start + _BLOCK]
         np.multiply(addend, scale, out=addend)
@@ -43,10 +42,10 @@ def add_and_clear(target: Vector, source: Vector, scale: float) -> None:
 
 
 def mix(target: Vector, vector: Vector, share: float) -> None:
-    """Do target ← (1 − share) · target + share · vector. Both have shape (d,).
+    """target ← (1 − share) · target + share · vector, shape (d,).
 
-    The result is computed as target + share · (vector − target), so that mixing equal vectors changes no
-    bit. If `share` is 1 in the vectors' precision, the result is an exact copy of `vector`.
+    Computed as target + share · (vector − target), so that mixing equal vectors changes no bit. If
+    `share` is 1 in the vectors' precision, the result is an exact copy of `vector`.
     """
     if target.dtype.type(share) == 1:
         np.copyto(target, vector)
@@ -61,12 +60,11 @@ def mix(target: Vector, vector: Vector, share: float) -> None:
 
 
 def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Vector:
-    """Return, for each coordinate, the weighted mean of the values without the k smallest and the k
-    largest; shape (d,).
+    """Weighted mean of each coordinate without the k smallest and the k largest values; shape (d,).
 
-    `rows` are n vectors of shape (d,), n > 2k, with weights of at least 0. If all remaining weights are
-    0, the mean is 0. The order of the rows changes no bit of the result. If two values are equal, the
-    value with the smaller weight counts as the smaller one.
+    `rows`: n > 2k vectors of shape (d,), with weights of at least 0. If all remaining weights are 0, the
+    mean is 0. The order of the rows changes no bit. Of two equal values, the one with the smaller weight
+    counts as the smaller one.
     """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
@@ -88,9 +86,9 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
 
 
 def norm(vector: Vector) -> float:
-    """Return ‖vector‖; infinity if the vector is not `finite`. The sum is computed in float64, because
-    in float32 the norm of 30 million equal elements would be 0.3 % too small. It depends neither on
-    BLAS's kernels nor on its number of threads."""
+    """‖vector‖; infinity if it is not `finite`. The sum is in float64: in float32 the norm of 30 million
+    equal elements would be 0.3 % too small. It depends neither on BLAS's kernels nor on its number of
+    threads."""
     scratch, squares = np.empty(min(_BLOCK, vector.size)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, vector.size, _BLOCK):
@@ -102,14 +100,14 @@ def norm(vector: Vector) -> float:
 
 
 def finite(vector: Vector) -> bool:
-    """Whether all elements and the square of the norm are finite in the vector's precision. In float32,
-    the norm may be at most 1.8e19. This check needs one pass and is faster than `norm`."""
+    """All elements and the square of the norm are finite in the vector's precision; in float32, the norm
+    may be at most 1.8e19. One pass, and faster than `norm`."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(vector, vector))
 
 
 def unfit(vector: Vector, w: Vector) -> str | None:
-    """Return why `vector` cannot be combined with the model `w`, shape (d,); None if it can."""
+    """Why `vector` cannot be combined with `w`, shape (d,); None if it can."""
     if vector.shape != w.shape:
         return f"another model: {vector.size} parameters, expected {w.size}"
     if not finite(vector):

@@ -1,5 +1,4 @@
-"""Payloads as MQTT messages: a large payload is split into chunks, which are sent as several messages on
-one topic.
+"""Payloads as MQTT messages: a large payload is split into chunks, several messages on one topic.
 
 A chunk has a head (`HEAD`) and a part of the payload. The head has a magic number, a random number that
 identifies the payload's body, the index of the chunk, the number of chunks, and the number of bytes in
@@ -18,44 +17,42 @@ from dataclasses import dataclass, field
 from agents.mqtt.topics import Topics
 
 CHUNK_BYTES = 2**20
-"""Maximum number of payload bytes in one message. MQTT's own limit is 268 MB. But while a message is
-sent, nothing else can be sent, not even the ping that keeps the connection alive."""
+"""Payload in one message. MQTT's own limit is 268 MB, but while a message is sent, nothing else can be
+sent, not even the ping that keeps the connection alive."""
 _MAGIC = b"testbed\xff"
-"""First bytes of a chunk. No other message of the testbed begins with these bytes: read as the length of
-a safetensors header, they would be far too large a number."""
+"""First bytes of a chunk. No other message of the testbed begins so: read as the length of a safetensors
+header, they would be far too large a number."""
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
-"""Maximum memory reserved for a payload, as a multiple of the bytes that have arrived. So a sender
-cannot reserve memory just by announcing a large size. With a larger multiple, fewer bytes are copied."""
+"""Memory reserved for a payload, as a multiple of the bytes that have arrived, so that a sender cannot
+reserve memory by announcing a large size. A larger multiple would copy fewer bytes."""
 
 
 class Chunk(bytes):
-    """Beginning of a chunk. The chunk's part of the payload, `share`, is sent afterwards without being
+    """Beginning of a chunk. Its part of the payload, `share`, is sent afterwards without being
     copied."""
 
     share: memoryview
-    """The chunk's part of the payload. The memory must not change before the message is sent."""
+    """The memory must not change before the message is sent."""
 
 
 Messages = Sequence[bytes]
-"""MQTT messages that together are one payload, in order. Each message may be a `Chunk`."""
+"""Together one payload, in order. Each may be a `Chunk`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The part of a payload after its header, cut into chunks. Payloads with equal bodies share the
-    chunks."""
+    """Part of a payload after its header, cut into chunks, which payloads with equal bodies share."""
 
     whole: bytes = b""
-    """The body if it fits into one message; empty otherwise."""
+    """Empty if it does not fit into one message."""
     number: int = 0
-    """Random number that identifies the body."""
+    """Random, for identification."""
     chunks: Sequence[Chunk] = ()
-    """All chunks except the first."""
+    """All but the first."""
     first: memoryview | None = None
-    """The body's part of the first chunk, which also has the header; None if the body fits into one
-    message."""
+    """Part of the first chunk, which also has the header; None if the body fits into one message."""
 
 
 def cut(views: Sequence[bytes | memoryview], most: int = CHUNK_BYTES) -> Body:
@@ -72,7 +69,6 @@ def cut(views: Sequence[bytes | memoryview], most: int = CHUNK_BYTES) -> Body:
 
 
 def chunk_messages(head: bytes, body: Body) -> Messages:
-    """Return the messages of the payload `head` + `body`."""
     if body.first is None:
         return (head + body.whole,)
     size = sum(len(chunk.share) for chunk in body.chunks)
@@ -87,27 +83,25 @@ def _chunk(head: bytes, share: memoryview) -> Chunk:
 
 
 def split(payload: bytes | bytearray | memoryview, most: int = CHUNK_BYTES) -> Messages:
-    """Return the messages of `payload`, which is copied."""
+    """`payload` is copied."""
     return chunk_messages(b"", cut([bytes(payload)], most))
 
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A payload whose chunks have not all arrived."""
+    """Not all chunks have arrived."""
 
     topic: str
     number: int
-    """Number that identifies the body (`Body.number`)."""
+    """`Body.number`."""
     count: int
-    """Number of chunks."""
     size: int
-    """Announced length of the whole payload, in bytes."""
+    """Announced length of the whole payload."""
     payload: bytearray = field(default_factory=bytearray)
-    """Buffer for the payload; it grows as chunks arrive."""
+    """Grows as chunks arrive."""
     following: int = 0
     """Index of the next chunk."""
     filled: int = 0
-    """Number of bytes that have arrived."""
 
     def room(self, size: int) -> memoryview:
         """Return a view of the buffer for the next `size` bytes."""
@@ -121,19 +115,16 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Joiner:
-    """Joins received chunks to payloads, one payload per sender at a time. The last level of a topic is
-    the sender's name. (A correct sender finishes a payload before it sends the next one, even on another
-    topic.)"""
+    """One payload per sender at a time. The last level of a topic is the sender's name. (A correct
+    sender finishes a payload before it sends the next one, even on another topic.)"""
 
     most: Callable[[str], int]
-    """Function that returns the maximum length in bytes of a payload on a topic. A larger payload is
-    dropped."""
+    """Maximum bytes of a payload on a topic. A larger one is dropped."""
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
-    """Unfinished payload of each sender."""
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
-        """Add a message. Return the payload if it is complete now. Return None if chunks are still
-        missing, or if the message is dropped. A message that is not a chunk is a complete payload."""
+        """Return the payload if it is complete now; None if chunks are missing, or the message is
+        dropped. A message that is not a chunk is a complete payload."""
         if not is_chunk(message):
             return message
         if len(message) < HEAD.size:
@@ -146,9 +137,9 @@ class Joiner:
         return self.filled(topic, len(share))
 
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
-        """Return a view of the payload's buffer for the `size` bytes of the chunk with this `head`. The
-        caller fills the view, then calls `filled`. Return None if the chunk is dropped because it does
-        not continue a payload or the payload is too large."""
+        """Part of the payload's buffer for the `size` bytes of the chunk with this `head`, which the
+        caller fills, then calls `filled`. None if the chunk does not continue a payload, or the payload
+        is too large."""
         _, sender = Topics.split(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_CHUNKS:
@@ -167,8 +158,8 @@ class Joiner:
         return found.room(size)
 
     def filled(self, topic: str, size: int) -> bytearray | None:
-        """Record that `size` bytes were written to the view that `place` returned. Return the payload
-        on `topic` if it is complete now, else None."""
+        """`size` bytes are in the view that `place` returned. Return the payload if it is complete
+        now."""
         _, sender = Topics.split(topic)
         found = self._unfinished[sender]
         found.filled += size
@@ -180,5 +171,5 @@ class Joiner:
 
 
 def is_chunk(message: bytes | bytearray) -> bool:
-    """Return whether a message is a chunk. `message` may be only the beginning of the message."""
+    """`message` may be only its beginning."""
     return message.startswith(_MAGIC)

@@ -10,15 +10,14 @@ from typing import Generic, TypeVar
 from agents.mqtt.transport import ReceivedMessage
 
 _OVERHEAD = 512
-"""Maximum memory in bytes that a message takes in addition to its payload."""
+"""Maximum memory of a message beside its payload, in bytes."""
 
 T = TypeVar("T")
-"""Type of items in the queue that are not messages."""
+"""Items in the queue that are not messages."""
 
 
 def take(waiting: queue.SimpleQueue[T], timeout: float | None) -> T:
-    """Remove and return the next item of `waiting`. Wait up to `timeout` seconds for it; None for any
-    time. Raises queue.Empty.
+    """Wait up to `timeout` seconds; None for any time. Raises queue.Empty.
 
     Up to Python 3.12, `SimpleQueue.get` may wait for ever: if nobody waited when the last item was put,
     and the thread loses its core at the begin of the call for longer than the timeout. Processes that
@@ -30,26 +29,21 @@ def take(waiting: queue.SimpleQueue[T], timeout: float | None) -> T:
 
 
 class Inbox(Generic[T]):
-    """Queue between a connection's thread and the thread that handles messages. While the queue is full,
-    nothing is read from the connection. Messages then wait at the broker, which also limits the number
-    of waiting messages.
-
-    `most`: total size in bytes of the waiting messages at which the queue is full.
-    """
+    """Between a connection's thread and the thread that handles messages. While the queue is full
+    (`most` bytes), nothing is read from the connection: messages wait at the broker, which also limits
+    their number."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._queue: queue.SimpleQueue[ReceivedMessage | T] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._waiting = 0
-        """Total size of the waiting messages in bytes."""
+        """Bytes of the waiting messages."""
         self._bounded, self._closed = False, False
 
     def receive(self, message: ReceivedMessage) -> None:
-        """Add `message`; wait while the queue is full. This method is the sink of a connection.
-
-        The queue is not limited before the first `drain`, because the connection is still being opened,
-        and the broker's answer may arrive after other messages."""
+        """Sink of a connection: wait while the queue is full, but not before the first `drain`, when the
+        connection is still being opened, and the broker's answer may come after other messages."""
         with self._room:
             self._room.wait_for(lambda: self._waiting < self._most or not self._bounded)
             self._waiting += _size(message)
@@ -61,8 +55,8 @@ class Inbox(Generic[T]):
         self._queue.put(thing)
 
     def drain(self, timeout: float) -> list[ReceivedMessage | T]:
-        """Remove and return all items that are in the queue. If the queue is empty, wait up to `timeout`
-        seconds for an item. Items that arrive during the call may stay in the queue."""
+        """All items; wait up to `timeout` seconds for one. Those that arrive during the call may stay in
+        the queue."""
         self._bounded = not self._closed
         try:
             taken = [take(self._queue, timeout)]
@@ -75,7 +69,7 @@ class Inbox(Generic[T]):
         return taken
 
     def close(self) -> None:
-        """Discard all further messages, so that the connection can be closed properly."""
+        """Discard further messages, so that the connection can be closed properly."""
         with self._room:
             self._bounded, self._closed = False, True
             self._room.notify()

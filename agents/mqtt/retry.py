@@ -1,4 +1,4 @@
-"""Repeated attempts at an operation that fails while a peer is still starting."""
+"""Repeated attempts at what fails while a peer is still starting."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _LATE_SECONDS = 5.0
-"""Seconds after which the attempts take unusually long."""
 
 
 def retry(
     attempt: Callable[[], T], timeout_s: float, late: Callable[[OSError], object] = lambda _: None
 ) -> T:
-    """Call `attempt` until it raises no OSError, and return its result. After `timeout_s` seconds, raise
-    the OSError of the last attempt. If the attempts take unusually long, call `late` once, with the last
-    OSError."""
+    """Repeat until there is no OSError; raise the last one after `timeout_s` seconds. If the attempts
+    take unusually long, call `late` once, with the last OSError."""
     begin, is_late = time.monotonic(), False
     while True:
         try:

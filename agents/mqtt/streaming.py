@@ -34,45 +34,40 @@ from agents.timing.nanoseconds import Nanoseconds
 _LARGE = 2**15
 """Minimum length in bytes of a packet that is handled here instead of by paho."""
 _BEGINNING = 1024
-"""Number of bytes of a large packet that are read first. They include the topic, the identifier and the
-head of a chunk. When a packet is sent, this number of payload bytes is sent together with the packet's
-head."""
+"""Bytes of a large packet that are read first, with the topic, the identifier and the head of a chunk,
+and payload bytes that are sent with a packet's head."""
 _AT_ONCE = 2**14
-"""Number of received bytes of a large packet after which paho's thread wakes up. Without this minimum,
-each IP packet of a slow link would wake the thread (docs/concepts/cpu.md)."""
+"""Received bytes of a large packet after which paho's thread wakes up. Otherwise each IP packet of a
+slow link would wake it (docs/concepts/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
-"""Bit masks for a message's first byte: all flags (repeated, retained, QoS 1), and only QoS 1."""
+"""Masks for a message's first byte: all flags (repeated, retained, QoS 1), and only QoS 1."""
 
 Sink = Callable[[str, bytes | bytearray, Nanoseconds], None]
 
 
 @dataclass(slots=True)
 class _Arriving:
-    """A large packet that is being received."""
-
     packet: Any
-    """paho's own record of the packet. paho makes a new record for each packet and for each
-    connection."""
+    """paho's own record, a new one for each packet and connection."""
     left: int
-    """Number of bytes that have not arrived yet."""
+    """Bytes that have not arrived yet."""
     place: memoryview
     """Memory for the next bytes."""
     topic: str | None = None
-    """Topic; None until the beginning of the packet has arrived."""
+    """None until the beginning of the packet has arrived."""
     identifier: int | None = None
-    """Packet identifier; None if the QoS is not 1."""
+    """None if the QoS is not 1."""
     payload: bytearray | None = None
-    """Payload of a message that is not a chunk; None for a chunk."""
+    """None for a chunk."""
     share: int | None = None
-    """Number of payload bytes in a chunk that the joiner accepts; None for any other message."""
+    """Payload bytes in a chunk that the joiner accepts; None for any other message."""
 
 
 class StreamingClient(paho.Client):
-    """paho's client with fast handling of large messages.
-
-    `joiner` joins chunks to payloads. `sink` is called in paho's thread with the topic, the payload, and
-    the host's monotonic time at which the whole payload had arrived. `options` are passed to paho."""
+    """`joiner` joins chunks to payloads. `sink` is called in paho's thread with the topic, the payload,
+    and the host's monotonic time at which the whole payload had arrived. `options` are passed to
+    paho."""
 
     def __init__(self, joiner: chunks.Joiner, sink: Sink, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
@@ -81,29 +76,27 @@ class StreamingClient(paho.Client):
         self._arrived_at: Nanoseconds = 0
         """Host's monotonic time at which the data that is being read had arrived."""
         self._left_to_paho: object = None
-        """paho's record of the last large packet that was left to paho, because the topic is longer than
-        any topic of the testbed; None if no packet was left to paho."""
+        """paho's record of the last large packet that was left to paho: its topic is longer than any of
+        the testbed."""
         self._moved = 0
-        """Value of the property `moved` when the last ping was sent."""
+        """`moved` when the last ping was sent."""
         self.on_message = self._on_small
 
     def loop_stop(self) -> MQTTErrorCode:
-        """Stop paho's thread. paho's own method fails if the thread ends by itself at the same time."""
+        """paho's own method fails if the thread ends by itself at the same time."""
         thread, self._thread_terminate = self._thread, True
         if thread is not None:
             thread.join()
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def close_sockets(self) -> None:
-        """Close all sockets, including the pair of sockets that wakes paho's thread. paho itself closes
-        this pair only when the client is deleted. Call this method after `loop_stop`, and publish
-        nothing during the call."""
+        """With the pair of sockets that wakes paho's thread, which paho itself closes only when the
+        client is deleted. Call this after `loop_stop`, and publish nothing meanwhile."""
         self._reset_sockets()
 
     @property
     def moved(self) -> int:
-        """Number of bytes of this connection that the other side has acknowledged or sent; 0 if the
-        kernel does not report the number."""
+        """Bytes that the other side has acknowledged or sent; 0 if the kernel does not report that."""
         sock = self._sock
         return 0 if sock is None else packet_times.bytes_moved(cast(Any, sock))
 
@@ -112,8 +105,8 @@ class StreamingClient(paho.Client):
         return super()._send_pingreq()
 
     def _check_keepalive(self) -> None:
-        """Check the keep-alive as paho does, but count the progress of a transfer as a sign of life,
-        because a ping and its answer have to wait for the end of the transfer."""
+        """The progress of a transfer counts as a sign of life: a ping and its answer have to wait for
+        its end."""
         overdue = self._ping_t and time.monotonic() - self._ping_t >= self._keepalive
         if overdue and self.moved - self._moved >= PROGRESS_BYTES:
             self._ping_t = 0.0  # the next ping is sent, as the broker expects
@@ -132,8 +125,7 @@ class StreamingClient(paho.Client):
         return super()._sock_recv(bufsize)
 
     def _is_large(self, left: int) -> bool:
-        """Return whether the arriving packet is large enough to be handled here. `left`: number of bytes
-        that have not arrived yet."""
+        """The arriving packet is to be handled here. `left`: bytes that have not arrived yet."""
         packet = self._in_packet
         is_message = packet["command"] & ~_FLAGS == MessageType.PUBLISH
         return left >= _LARGE and is_message and packet is not self._left_to_paho
@@ -163,8 +155,7 @@ class StreamingClient(paho.Client):
                 self._last_bytes_received = time.monotonic()
 
     def _read_on(self, arriving: _Arriving) -> MQTTErrorCode:
-        """Read the bytes of the packet that have arrived, and handle the packet if it is complete.
-        Raises OSError if further bytes have not arrived yet."""
+        """Handle the packet if it is complete. Raises OSError if further bytes have not arrived yet."""
         sock: socket.socket = cast(Any, self._sock)
         while arriving.left:
             try:
@@ -185,7 +176,7 @@ class StreamingClient(paho.Client):
         return self._arrived(arriving)
 
     def _begin(self, arriving: _Arriving) -> None:
-        """Parse the beginning of the packet, and choose where the rest is written."""
+        """Parse the beginning, and choose where the rest is written."""
         beginning: bytearray = cast(Any, arriving.place.obj)
         (length,) = _TWO_BYTES.unpack_from(beginning)
         at = _TWO_BYTES.size + length
@@ -212,7 +203,6 @@ class StreamingClient(paho.Client):
         arriving.topic, arriving.place = topic, place[there:]
 
     def _arrived(self, arriving: _Arriving) -> MQTTErrorCode:
-        """Handle a packet that has arrived completely."""
         self._arriving = None
         self._in_packet = {  # as paho does after each packet
             "command": 0, "have_remaining": 0, "remaining_count": [], "remaining_mult": 1,
@@ -261,6 +251,5 @@ class StreamingClient(paho.Client):
 
 
 def _wake_at(sock: socket.socket, count: int) -> None:
-    """Let the kernel report `sock` as readable only when `count` bytes have arrived or the connection is
-    lost."""
+    """`sock` becomes readable only when `count` bytes have arrived or the connection is lost."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 ROOT = "testbed"
 NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
-"""Pattern of names of runs, devices and clients."""
+"""Names of runs, devices and clients."""
 _NAME = re.compile(NAME)
 
 AGGREGATOR = "aggregator"
@@ -16,8 +16,7 @@ ROUTER = "router"
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` may be the name of a run, device or client. Names must be usable as one
-    level of an MQTT topic and as host names."""
+    """Names must be usable as one level of an MQTT topic and as host names."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -85,9 +84,8 @@ class Topics:
         return f"{ROOT}/{self.run}/failure/{device}"
 
     def kind_and_name(self, topic: str) -> tuple[str, str]:
-        """Return the kind of a topic and the name in it, such as `status` and `pi-1` for
-        `testbed/<run>/status/pi-1`. Raises ValueError if the topic has another form or is of another
-        run."""
+        """Kind and name, such as `status` and `pi-1` for `testbed/<run>/status/pi-1`. Raises ValueError
+        if the topic has another form or is of another run."""
         match topic.split("/"):
             case [root, run, kind, name] if (root, run) == (ROOT, self.run) and is_name(name):
                 return kind, name
@@ -95,11 +93,10 @@ class Topics:
 
     @staticmethod
     def split(topic: str) -> tuple[str, str]:
-        """Return the kind of a run's topic, and the last name in it: `share` and `pi-2` for
-        `testbed/<run>/share/pi-1/pi-2`.
+        """Kind, and last name: `share` and `pi-2` for `testbed/<run>/share/pi-1/pi-2`.
 
-        The name belongs to the client or device that sends or receives the message. Names are not
-        checked; the kind is empty if the topic has fewer than three levels.
+        The name is that of the client or device that sends or receives the message. It is not checked;
+        the kind is empty if the topic has fewer than three levels.
         """
         levels = topic.split("/")
         return levels[2] if len(levels) > 2 else "", levels[-1]

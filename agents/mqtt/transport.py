@@ -38,26 +38,23 @@ from agents.mqtt.topics import Topics
 from agents.timing.nanoseconds import Nanoseconds
 
 _MAX_IN_FLIGHT = 64
-"""Maximum number of messages that were sent to the broker and are not acknowledged yet."""
+"""Messages that were sent to the broker and are not acknowledged yet."""
 
 
 class ConnectionFailedError(Exception):
-    """The broker cannot be reached or refuses the login; the text says why."""
+    """The text says why the broker cannot be reached or refuses the login."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """A received message."""
-
     topic: str
     payload: bytes | bytearray
     at: Nanoseconds
-    """Host's monotonic time in ns at which the whole message had arrived in the kernel."""
+    """Host's monotonic time at which the whole message had arrived in the kernel."""
 
 
 class _Patience:
-    """A timeout in seconds that starts again whenever the value of `moved` changes. If `moved` is None,
-    the timeout never starts again."""
+    """Timeout that starts again whenever `moved` changes, unless that is None."""
 
     def __init__(self, timeout: float, moved: Callable[[], int] | None) -> None:
         self._timeout, self._moved = timeout, moved
@@ -70,8 +67,8 @@ class _Patience:
 
 
 class Connection:
-    """One MQTT connection. `sink` is called with each message, in paho's thread. While `sink` waits,
-    nothing is read from the connection or written to it."""
+    """`sink` gets each message, in paho's thread. While it waits, nothing is read from the connection or
+    written to it."""
 
     def __init__(
         self,
@@ -87,16 +84,14 @@ class Connection:
     ) -> None:
         """Prepare a connection; `open` opens it.
 
-        `will`: topic and payload of the last will, a retained message; None if there is no last will.
-        `close` publishes the last will. If this process dies or is silent for 1.5 times `keepalive`
-        seconds, the broker publishes the last will. A transfer that makes progress does not count as
-        silence.
+        `will`: topic and payload of the last will, a retained message, which `close` publishes, or the
+        broker, if this process dies or is silent for 1.5 times `keepalive` seconds. A transfer that
+        makes progress is no silence.
 
-        `keeps_session`: whether the broker keeps messages for this client while the client is
-        disconnected. `largest`: maximum size in bytes of a payload that is joined from chunks, by kind
-        of topic (`model`, `share`, …). Larger payloads, and chunks on topics of other kinds, are
-        dropped. `reconnected` is called in paho's thread after each reconnect, with the host's monotonic
-        time at which the connection was lost.
+        `keeps_session`: the broker keeps messages for this client while it is disconnected. `largest`:
+        maximum bytes of a payload that is joined from chunks, by kind of topic (`model`, `share`, …).
+        Larger ones, and chunks on topics of other kinds, are dropped. `reconnected` is called in paho's
+        thread after each reconnect, with the host's monotonic time at which the connection was lost.
         """
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
@@ -108,11 +103,10 @@ class Connection:
         self._keepalive = round(keepalive)
         self._reconnected = reconnected
         self._subscribed = False
-        """Whether the broker has confirmed the subscriptions."""
+        """Confirmed by the broker."""
         self._order = threading.Lock()
         self._held: list[tuple[str, bytes | str, bool]] | None = None
-        """Messages that are held until all older messages have been sent again; None if messages need
-        not be held."""
+        """Held until all older messages have been sent again; None if messages need not be held."""
         self._lost: Nanoseconds | None = None
         """Host's monotonic time at which the connection was lost; None while connected, and before the
         first connection."""
@@ -138,8 +132,7 @@ class Connection:
         self._paho.on_socket_open = _set_socket_options
 
     def open(self, timeout: float = 30.0) -> None:
-        """Connect and subscribe. `timeout`: seconds within which the broker must answer. Raises
-        ConnectionFailedError."""
+        """`timeout`: seconds within which the broker must answer. Raises ConnectionFailedError."""
         deadline = time.monotonic() + timeout
         host, port = self._broker.host, self._broker.port
         try:
@@ -159,22 +152,19 @@ class Connection:
         sys.stderr.write(f"{self._broker.username}: no connection to the broker at {to} yet: {error}\n")
 
     def moved(self, port: int) -> None:
-        """Use `port` for all further reconnects, because the broker has moved. Call this while the
-        connection is lost."""
+        """The broker has moved. Call this while the connection is lost."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
     def subscribe_again(self) -> None:
-        """Subscribe again, so that the broker sends all retained messages again. Then publish the
-        client's status again."""
+        """Have the broker send all retained messages again, then publish the client's status."""
         self._subscribed = False  # if the connection is lost now, the reconnect subscribes
         self._paho.subscribe(self._subscriptions)
 
     def publish(
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
     ) -> None:
-        """Send a payload, or the MQTT messages that together are a payload, with QoS 1. The order of
-        messages is kept, even after a reconnect. A large payload is sent in chunks and cannot be
-        retained."""
+        """QoS 1. The order of messages is kept, even after a reconnect. A large payload is sent in
+        chunks and cannot be retained."""
         if isinstance(payload, str):
             payload = payload.encode()
         with self._order:
@@ -185,21 +175,21 @@ class Connection:
                     self._held.append((topic, chunk, retain))
 
     def publish_status(self, topic: str, payload: bytes) -> None:
-        """Publish a retained message, now and after each reconnect."""
+        """Retained; now and after each reconnect."""
         self._status = topic, payload
         self.publish(topic, payload, retain=True)
 
     def publish_lossy(self, topic: str, payload: bytes | str) -> None:
-        """Send a message with QoS 0. A lost message is not sent again. (Used for telemetry.)"""
+        """QoS 0, for telemetry: a lost message is not sent again."""
         with self._order:
             self._paho.publish(topic, payload, qos=0)
 
     def close(self, timeout: float = 2.0, *, patient: bool = False) -> None:
         """Publish the last will after all earlier messages, and disconnect.
 
-        If this takes more than `timeout` seconds, drop the connection; the broker then publishes the
-        last will. If `patient` is true, drop the connection only after a time without progress: the
-        longer one of `timeout` and the keep-alive."""
+        After `timeout` seconds, drop the connection; the broker then publishes the last will. If
+        `patient`, only after a time without progress: the longer one of `timeout` and the keep-alive.
+        """
         patience = _Patience(timeout, None)
         if patient:
             patience = _Patience(max(timeout, self._keepalive), lambda: self._paho.moved)
@@ -217,7 +207,7 @@ class Connection:
             self._paho.close_sockets()
 
     def _publish_will(self, will: tuple[str, bytes], patience: _Patience) -> bool:
-        """Publish `will`; return whether the broker has acknowledged it."""
+        """Return whether the broker has acknowledged it."""
         while self._held is not None:  # after a reconnect, held messages are sent first
             if patience.is_over():
                 return False
@@ -234,8 +224,7 @@ class Connection:
             self._held = self._held or []
 
     def _send_held(self) -> None:
-        """Send the held messages, because all older messages have been sent again after the
-        reconnect."""
+        """All older messages have been sent again after the reconnect."""
         with self._order:
             held, self._held = self._held or [], None
             if self._status is not None:
@@ -280,8 +269,8 @@ class Connection:
 
 
 def _set_socket_options(_client: paho.Client, _data: Any, sock: Any) -> None:
-    """Switch off Nagle's algorithm, so that small messages are sent at once, and switch on the
-    kernel's arrival timestamps."""
+    """Small messages are sent at once, without Nagle's algorithm, and the kernel records arrival
+    times."""
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":

@@ -3,11 +3,10 @@
     python -m agents.node.isolation BRIDGE PROCESS,MAC,ADDRESS ...
 
 A device's init holds NET_ADMIN in its network namespace, so it could give its interface any address.
-Therefore the device's port of the bridge is restricted from outside. No frame passes from one device to
-another. A frame from a device, even an ARP frame, is accepted only if it has the device's own MAC and
-IPv4 address. No frame passes from the bridge to the host, because services of the host may listen on all
-addresses. Other ports of the bridge (broker, aggregator, router) are not changed. All rules disappear
-with the bridge.
+Therefore its port of the bridge is restricted from outside. No frame passes from one device to another.
+A frame from a device, even an ARP frame, is accepted only if it has its own MAC and IPv4 address. No
+frame passes from the bridge to the host, because services of the host may listen on all addresses. Other
+ports (broker, aggregator, router) are not changed. All rules disappear with the bridge.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LOAD, _LOAD_HALF, _EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
-"""Instruction codes of classic BPF. Classic BPF needs no compiler, and most kernels support it."""
+"""Instructions of classic BPF, which needs no compiler, and which most kernels support."""
 _PASS, _DROP = 0, 2
 """Verdicts of a traffic control filter."""
 _SENDER, _KIND, _ARP_SENDER, _ARP_ADDRESS, _IP_ADDRESS = 6, 12, 22, 28, 26
@@ -34,25 +33,23 @@ _NOTHING = f"1,{_RETURN} 0 0 {_DROP}"
 _NLMSG_ERROR, _RTM_GETNSID, _REQUEST = 2, 90, 1
 _NETNSA_NSID, _NETNSA_PID = 1, 2
 _NSID_QUESTION = struct.Struct("=IHHIIB3xHHI")
-"""Request for a namespace's id: a netlink header, an rtgenmsg and one attribute. The formats are
-defined in linux/netlink.h and linux/net_namespace.h."""
+"""Question for a namespace's id: a netlink header, an rtgenmsg and one attribute (linux/netlink.h,
+linux/net_namespace.h)."""
 _NSID_ANSWER = struct.Struct("=IHHIIB3xHHi")
 _NETLINK_ERROR = struct.Struct("=IHHIIi")
 
 
 class IsolationError(Exception):
-    """The devices cannot be isolated; the text says why."""
+    """The text says why the devices cannot be isolated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A device on the bridge."""
-
     process: int
-    """Id, in the host's numbering, of a process in the device's network namespace."""
+    """A process in the device's network namespace, in the host's numbering."""
     mac: str
     address: str
-    """IPv4 address."""
+    """IPv4."""
 
     def __str__(self) -> str:
         return f"{self.process},{self.mac},{self.address}"
@@ -68,10 +65,7 @@ def main() -> None:
 
 
 def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
-    """Isolate `endpoints` on `bridge`. Endpoints whose process has ended are skipped. Needs NET_ADMIN.
-
-    Raises IsolationError, OSError.
-    """
+    """Endpoints whose process has ended are skipped. Needs NET_ADMIN. Raises IsolationError, OSError."""
     # List the ports first, because the kernel numbers network namespaces only when ports are listed.
     ports = ports_by_namespace(_links_on(bridge))
     settings, filters = [], _filter(bridge, _NOTHING)
@@ -89,8 +83,7 @@ def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
 
 
 def own_frames(mac: str, address: str) -> str:
-    """Return a BPF program, in tc's notation, that passes only IPv4 and ARP frames from `mac` and
-    `address`."""
+    """BPF program, in tc's notation, that passes only IPv4 and ARP frames from `mac` and `address`."""
     whole = bytes.fromhex(mac.replace(":", ""))
     first, last = int.from_bytes(whole[:4], "big"), int.from_bytes(whole[4:], "big")
     own = int.from_bytes(socket.inet_aton(address), "big")
@@ -118,7 +111,7 @@ def own_frames(mac: str, address: str) -> str:
 
 
 def _filter(interface: str, program: str) -> list[str]:
-    """Return the tc commands that filter all frames received on `interface` by `program`."""
+    """Commands that filter all frames received on `interface`."""
     return [
         f"qdisc add dev {interface} ingress",
         f"filter add dev {interface} parent ffff: protocol all bpf da bytecode '{program}'",
@@ -126,7 +119,7 @@ def _filter(interface: str, program: str) -> list[str]:
 
 
 def _links_on(bridge: str) -> list[dict[str, Any]]:
-    """Return the interfaces on `bridge` as printed by `ip -j`."""
+    """Interfaces on `bridge`, by `ip -j`."""
     done = subprocess.run(
         ["ip", "-j", "link", "show", "master", bridge], capture_output=True, text=True, check=False
     )
@@ -137,20 +130,18 @@ def _links_on(bridge: str) -> list[dict[str, Any]]:
 
 
 def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """Return the name of each port of the bridge, by the id of the network namespace at the port's other
-    end.
+    """Ports of the bridge by the id of the network namespace at the other end.
 
     The id identifies a container's port, because a container is on a bridge only once. The interface
-    number of the other end does not identify a port, because it is 2 in every container since Docker 28.
-    The port of a starting container is not listed, because its other end is still in this namespace.
+    number of the other end does not: it is 2 in every container since Docker 28. The port of a starting
+    container is not listed, because its other end is still in this namespace.
     """
     return {link["link_netnsid"]: link["ifname"] for link in links if link.get("link_netnsid", -1) >= 0}
 
 
 def namespace_id(process: int) -> int:
-    """Return the id that the kernel uses in this namespace for the network namespace of `process`.
-    Return -1 if no interface leads to that namespace, because the kernel then has no id for it. Raises
-    ProcessLookupError if the process has ended."""
+    """The kernel's id, in this namespace, for the network namespace of `process`; −1 if no interface
+    leads there, because there is no id then. Raises ProcessLookupError if the process has ended."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         size = _NSID_QUESTION.size
         route.send(_NSID_QUESTION.pack(size, _RTM_GETNSID, _REQUEST, 1, 0, 0, 8, _NETNSA_PID, process))

@@ -1,12 +1,11 @@
-"""NVIDIA's MPS for the devices of a run that share GPUs: runs its control daemon, reports when the
-daemon answers, and forwards its logs.
+"""NVIDIA's MPS for the devices of a run that share GPUs: runs its control daemon, reports when that
+answers, and forwards its logs.
 
     python -m agents.node.mps FOLDER
 
 FOLDER contains the daemon's pipes and is shared with the devices. A CUDA program that cannot reach the
-daemon silently runs without limits, so no device is started before the daemon answers. The daemon runs
-as the user of the devices' clients, because MPS serves one user at a time. The daemon needs no
-privileges.
+daemon silently runs without limits, so no device is started before the daemon answers. It runs as the
+user of the devices' clients, because MPS serves one user at a time, and needs no privileges.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
 READY = "ready"
-"""Name of the file that is created in the folder when the daemon answers."""
+"""Created in the folder when the daemon answers."""
 LOGS = "/tmp"  # noqa: S108  # in the daemon's own container
 _LOGS = ("control.log", "server.log")
 _QUESTION = "get_default_active_thread_percentage"
@@ -36,10 +35,9 @@ def environment(folder: str) -> dict[str, str]:
 
 
 def limit_variables(share: float, memory: int | None, gpus: int) -> dict[str, str]:
-    """Return the environment variables that limit a client to `share` of a GPU's multiprocessors and to
-    `memory` bytes. If `memory` is None, memory is not limited. `gpus` is the number of the daemon's
-    GPUs. The memory limit is set for each GPU, because it is not known which number the daemon gives to
-    the client's GPU."""
+    """Environment that limits a client to `share` of a GPU's multiprocessors and to `memory` bytes, if
+    given. `gpus`: number of the daemon's GPUs. The memory limit is set for each: which number the daemon
+    gives to the client's GPU is not known."""
     found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{100 * share:g}"}
     if memory is not None:
         pinned = ",".join(f"{number}={memory >> 20}M" for number in range(gpus))
@@ -99,7 +97,7 @@ def _answers(variables: Mapping[str, str]) -> bool:
 
 
 def _pass_on(logs: Path, seen: dict[str, int], write: Callable[[str], object]) -> None:
-    """Pass the new lines of the daemon's and the server's log to `write`."""
+    """New lines of the daemon's and the server's log."""
     for name in _LOGS:
         try:
             with (logs / name).open("rb") as file:

@@ -1,5 +1,5 @@
-"""Agent on each node of a Swarm. It runs proxies between Unix sockets and TCP, compares the nodes'
-clocks, and reports counters of the node's CPUs.
+"""Agent on each node of a Swarm: proxies between Unix sockets and TCP, comparison of the nodes' clocks,
+and counters of the node's CPUs.
 
     python3 -m agents.node.node_agent CONFIG
 
@@ -14,12 +14,11 @@ the configuration:
     cpu_counters   FILE to which the counters of this node's CPUs are written every second
 
 An ADDRESS is {"path": PATH OF A UNIX SOCKET} or {"host": ..., "port": ...}. If the agent connects to a
-host, the ADDRESS also has "name", the name in the host's certificate. All TCP connections use TLS.
-Connections to {"descriptor": NUMBER}, a listening socket that the parent process hands over, are
-forwarded as they are: TLS is then between the peer and the broker. With
-`identity`, a PEM file with certificate and key, two nodes prove to each other that they belong to this
-run. With `trust`, a PEM file with a certificate, the broker proves to a node that it belongs to this
-run.
+host, it also has "name", the name in the host's certificate. All TCP connections use TLS. Connections to
+{"descriptor": NUMBER}, a listening socket that the parent process hands over, are forwarded as they are:
+TLS is then between the peer and the broker. With `identity`, a PEM file with certificate and key, two
+nodes prove to each other that they belong to this run. With `trust`, a PEM file with a certificate, the
+broker proves the same to a node.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def tls(address: dict[str, Any], purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Return a TLS context that trusts only the certificate named in `address`. If `address` has an
-    `identity`, the context presents the certificate in it."""
+    """Trusts only the certificate named in `address`, and presents that in its `identity`, if any."""
     trusted = address.get("trust") or address["identity"]
     context = ssl.create_default_context(purpose, cafile=trusted)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -71,7 +69,7 @@ async def connect(address: dict[str, Any]) -> _Streams:
 
 
 async def listen(address: dict[str, Any], serve: Any) -> None:
-    """Call `serve` for each connection to `address`, until cancelled."""
+    """Call `serve` for each connection, until cancelled."""
     if "path" in address:
         path = Path(address["path"])
         path.unlink(missing_ok=True)
@@ -89,7 +87,7 @@ async def listen(address: dict[str, Any], serve: Any) -> None:
 
 
 async def proxy(to: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Connect the peer at `reader` and `writer` to the address `to`, until either side disconnects."""
+    """Connect the peer at `reader` and `writer` to `to`, until either side disconnects."""
     try:
         other_reader, other_writer = await connect(to)
     except OSError as error:
@@ -118,7 +116,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def serve_clock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer each question with the time of this node's monotonic clock, in nanoseconds."""
+    """Answer each question with this node's monotonic time, in nanoseconds."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         while await reader.readexactly(1) == _ASK:
             writer.write(time.monotonic_ns().to_bytes(_STAMP_BYTES, "big"))
@@ -127,8 +125,7 @@ async def serve_clock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 async def compare_clock(ask: dict[str, Any], write: Path) -> None:
-    """Estimate the offset of this node's clock to the clock at the address `ask`, and write it to the
-    file `write`, until cancelled."""
+    """Estimate the offset of this node's clock to that at `ask`, until cancelled."""
     known = clock_sync.Exchanges()
     while True:
         try:
@@ -149,8 +146,7 @@ async def compare_clock(ask: dict[str, Any], write: Path) -> None:
 
 
 async def write_cpu_counters(write: Path) -> None:
-    """Write the kernel's counters of this node's CPUs to the file `write` every second, until
-    cancelled."""
+    """The kernel's counters of this node's CPUs, every second, until cancelled."""
     while True:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         _replace(write, "\n".join(line for line in lines if line.startswith("cpu")))

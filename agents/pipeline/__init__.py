@@ -29,23 +29,20 @@ _NOT_MASKED = "not masked, but the run uses secure aggregation"
 
 
 def sort_steps(steps: Iterable[Named]) -> list[Named]:
-    """Return `steps` in the order in which clients apply them. `steps` has at most one step of each
-    kind."""
+    """In the order in which clients apply them, at most one of each kind."""
     return sorted(steps, key=lambda step: [*STEPS].index(step.name))
 
 
 def build_step(step: Named) -> UpdateStep:
-    """Return the step that the name and the parameters of `step` describe."""
     return STEPS[step.name](**step.params)
 
 
 def build_client_steps(steps: Iterable[Named], client: ClientContext) -> list[ClientStep]:
-    """Return the client halves of `steps`."""
     return [build_step(step).at_client(client) for step in steps]
 
 
 class ServerSteps:
-    """Server halves of a run's `steps`, for models with `parameters` parameters."""
+    """Server halves, for models with `parameters` parameters."""
 
     def __init__(self, steps: Iterable[Named], parameters: int) -> None:
         self.halves: list[ServerStep] = []
@@ -57,26 +54,26 @@ class ServerSteps:
                     self._by_field[step.field] = half
         sums = [step for step in self.halves if isinstance(step, SecureSums)]
         self.sums = sums[0] if sums else None
-        """Server half of secure aggregation; None if the run does not use it."""
+        """Server half of secure aggregation, if the run uses it."""
         self.plain_problem = None if self.sums is None else _NOT_MASKED
-        """Reason to reject an update that no step encoded; None if such an update is accepted."""
+        """Why an update that no step encoded is rejected; None if it is accepted."""
 
     def decode(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
-        """Return the update in `encoded`, shape (d,), or the reason to reject it. With secure
-        aggregation, the returned vector is `base` for an update of kind `model`, and empty for any
-        other update.
+        """The update, shape (d,), or the reason to reject it. With secure aggregation, it is `base` for
+        an update of kind `model`, and empty for any other.
 
         `message`: the rest of the update, which has passed all other checks. `base`: the model that the
-        update was trained from; None if that model is not kept."""
+        update was trained from, if it is kept.
+        """
         step = self._step_of(encoded)
         if step is None or self.sums not in (None, step):
             return f"encoded by a step that this run does not have: {', '.join(encoded.fields):.80}"
         return step.receive(client, message, encoded, base)
 
     def decode_vector(self, encoded: Encoded, size: int) -> Vector | str:
-        """Return one of the rule's own vectors, shape (size,), or the reason to reject it."""
+        """One of the rule's own vectors, shape (size,), or the reason to reject it."""
         step = self._step_of(encoded)
         half = None if step is None else step.for_vector(size)
         if half is None:

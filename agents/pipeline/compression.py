@@ -23,7 +23,7 @@ from agents.wire.payloads import Encoded
 
 Array = NDArray[Any]
 _BLOCK = 1 << 15
-"""Approximate number of elements processed at once, so that they stay in the processor's cache."""
+"""Elements processed at once, which stay in the processor's cache."""
 _LEVELS = np.float32(127)
 _NORMAL = np.float32(np.finfo(np.float32).tiny)
 _MAX_CHUNK = 1 << 20
@@ -31,14 +31,11 @@ _MAX_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compressed:
-    """A compressed update."""
-
     method: str
-    """Name in METHODS."""
     size: int
     """d, number of parameters."""
     chunk: int
-    """Parameters that share one scale; 0 if the method has no scales."""
+    """Parameters that share one scale; 0 without scales."""
     arrays: Mapping[str, Array]
     """Arrays by name, with the types and lengths that `Method.arrays` returns."""
 
@@ -47,21 +44,20 @@ class Compressed:
         return sum(array.nbytes for array in self.arrays.values())
 
     def dense(self) -> Vector:
-        """Return the decompressed vector, shape (d,), float32. Raises ValueError for values that the
-        method cannot produce."""
+        """Shape (d,), float32. Raises ValueError for values that the method cannot produce."""
         vector: Vector = METHODS[self.method].expand(self)
         return vector
 
     @property
     def encoded(self) -> Encoded:
-        """Header fields and arrays of the update, as they are sent."""
+        """Header fields and arrays, as they are sent."""
         fields = {"compression": self.method, "parameters": str(self.size), "chunk": str(self.chunk)}
         return Encoded(fields, self.arrays)
 
     @classmethod
     def from_encoded(cls, encoded: Encoded) -> Compressed:
-        """Return the compressed update in `encoded`. Raises ValueError if a header field is invalid, or
-        if the arrays do not have the types and lengths that the method produces."""
+        """Raises ValueError if a header field is invalid, or the arrays do not have the types and
+        lengths that the method produces."""
         fields, arrays = encoded.fields, encoded.arrays
         method = fields["compression"]
         if method not in METHODS:
@@ -79,10 +75,10 @@ class Compressed:
 
 
 class Method(Protocol):
-    """A method of compression: a frozen dataclass whose fields are the keys that a topology may set."""
+    """A frozen dataclass whose fields are the keys that a topology may set."""
 
     keeps_error: ClassVar[bool] = False
-    """Whether the compression error of an update is added to the client's next one (error feedback)."""
+    """The compression error of an update is added to the client's next one (error feedback)."""
 
     def compress(self, vector: Vector) -> Compressed:
         """Compress `vector`, shape (d,), float32."""
@@ -236,7 +232,7 @@ class Compressor(ClientStep):
         return Compressor(self._method)  # with an error of its own
 
     def compress(self, vector: Vector) -> Compressed:
-        """Compress an update, shape (d,), float32; keep the error if the method has error feedback."""
+        """An update, shape (d,), float32. Keep the error for error feedback."""
         if not self._method.keeps_error:
             return self._method.compress(vector)
         if self._error is not None:
@@ -250,8 +246,7 @@ class Compressor(ClientStep):
 
 
 class Expander(ServerStep):
-    """Server half of compression: decodes the updates of all METHODS to vectors of shape
-    (parameters,)."""
+    """Decodes the updates of all METHODS to vectors of shape (parameters,)."""
 
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters
@@ -260,7 +255,7 @@ class Expander(ServerStep):
         return Expander(size)
 
     def decode(self, encoded: Encoded) -> Vector:
-        """Return the decompressed update. This allocates memory for at most one model."""
+        """This allocates memory for at most one model."""
         compressed = Compressed.from_encoded(encoded)
         if compressed.size != self._parameters:
             raise ValueError(f"another model: {compressed.size} parameters, expected {self._parameters}")
@@ -268,9 +263,8 @@ class Expander(ServerStep):
 
 
 def _chunks(vector: Array, chunk: int) -> Iterator[tuple[int, slice, Array]]:
-    """Yield blocks of chunks. Each item has the number of the block's first chunk, the block's slice of
-    `vector`, and the block's values, shape (chunks, chunk). A shorter last chunk is a block of its
-    own."""
+    """Blocks of chunks: number of the first chunk, slice of `vector`, and values, shape (chunks, chunk).
+    A shorter last chunk is a block of its own."""
     rows = max(1, _BLOCK // chunk)
     whole = vector.size // chunk
     for first in range(0, whole, rows):

@@ -56,20 +56,20 @@ class DifferentialRun(DifferentialPrivacy, UpdateStep):
 
 
 class Privatiser(ClientStep):
-    """Clipping and noise of one client. `rng` returns the generator of the update that answers a
-    dispatch.
+    """Clipping and noise of one client. `rng`: generator of the update that answers a dispatch.
 
     Two updates of a run never answer the same dispatch, even after a restart of the client. So no two
-    updates have equal noise. Equal noise would reveal the exact difference of two updates."""
+    have equal noise, which would reveal their exact difference.
+    """
 
     def __init__(self, settings: DifferentialRun, rng: Callable[[int], np.random.Generator]) -> None:
         self._settings, self._rng = settings, rng
         self.hides_loss = settings.at == "client"  # the loss has no noise
 
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector:
-        """Return min(1, C/‖Δ‖) Δ, shape (d,), float32, plus noise N(0, (zC)²) in each coordinate if the
-        noise is added at the client. If the noise is added at the server, the norm of the result never
-        exceeds C, even after rounding."""
+        """min(1, C/‖Δ‖) Δ, shape (d,), float32, plus noise N(0, (zC)²) in each coordinate if that is
+        added at the client. If it is added at the server, the norm never exceeds C, even after
+        rounding."""
         settings = self._settings
         bound = settings.clip
         if settings.at == "server":
@@ -94,22 +94,21 @@ class NoiseAtServer(ServerStep):
         self._std, self._seed = std, seed
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
-        """Add weight · N(0, std²) to `w`, in place. The random numbers depend only on the seed and the
-        version."""
+        """Add weight · N(0, std²) to `w`, in place. It depends only on the seed and the version."""
         rng = np.random.default_rng(SeedSequence(self._seed, spawn_key=(0, 1, version)))
         drawn = rng.standard_normal(w.size, np.float32)
         add_scaled(w, drawn, weight * self._std)
 
 
 def _round_down(factor: float) -> np.float32:
-    """Return a float32 slightly below `factor`. The product of an element and this number, rounded to
-    float32, has at most `factor` times the element's magnitude."""
+    """Slightly below `factor`: an element times this number, rounded to float32, has at most `factor`
+    times the element's magnitude."""
     none = np.float32(0)
     below: np.float32 = np.nextafter(np.nextafter(np.float32(factor), none), none)
     return below
 
 
 def rounding_growth(step: float, size: int) -> float:
-    """Return the maximum increase of a vector's ℓ2 norm if its `size` elements are rounded to multiples
-    of `step`."""
+    """Maximum increase of a vector's ℓ2 norm if its `size` elements are rounded to multiples of
+    `step`."""
     return step * math.sqrt(size)

@@ -13,13 +13,12 @@ from pathlib import Path
 from agents.remote.program import CONTAINER, DISK, LABEL
 
 INIT = ("-m", "agents.device.main", "init.json")
-"""Arguments of Python that run the init in the device's folder."""
+"""Run the init in the device's folder."""
 _FOLDER = "/device"
 
 
 def command(engine: str, image: str, folder: Path, user: list[str]) -> list[str]:
-    """Return the command that runs the init in a container. `engine`: `docker` or `podman`. `folder`:
-    folder of the device. `user`: as in `user_options`."""
+    """`engine`: `docker` or `podman`. `folder`: of the device. `user`: as in `user_options`."""
     return [
         *(engine, "run", "--rm", "--interactive", "--pull=never", "--log-driver=none"),
         *("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--tmpfs=/tmp"),

@@ -95,7 +95,7 @@ def start_init(signals: Any, settings: dict[str, Any]) -> subprocess.Popen[bytes
 
 
 def end(init: subprocess.Popen[bytes] | None) -> None:
-    """Kill the init and its client, and remove their container and limits."""
+    """Kill init and client, and remove their container and limits."""
     if init is None:
         return
     with suppress(ProcessLookupError):
@@ -108,7 +108,6 @@ def end(init: subprocess.Popen[bytes] | None) -> None:
 
 
 def is_present(settings: dict[str, Any]) -> bool:
-    """Whether the run's broker answers."""
     context = ssl.create_default_context(cafile=CERTIFICATE)
     where = settings["host"], settings["port"]
     with suppress(OSError), socket.create_connection(where, _ANSWER_SECONDS) as plain:

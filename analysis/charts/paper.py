@@ -22,7 +22,7 @@ _SIZE = (6.4, 3.6)
 """Width of a page's text, and usual height of a chart, in inches."""
 _DPI = 150
 _PLOT_PIXELS = 850
-"""Width of a plot without the labels of the y axis."""
+"""Approximate width of a plot in pixels, without the labels of the y axis."""
 _MAX_BINS = 100_000
 """Maximum number of lanes × time bins when spans that are too short to see are drawn as shares of
 time."""

@@ -35,7 +35,7 @@ from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Column, Ink, Layer
 from analysis.charts.exchange import exchange
 
 _HEIGHT = 240
-"""Usual height of the plot, without title, axis and legend."""
+"""Usual height of the plot in pixels, without title, axis and legend."""
 WRAP = 80
 """Characters per line of a note, in a figure of the usual width."""
 _TITLE, _LEGEND = 0.7, 1.2

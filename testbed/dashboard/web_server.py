@@ -41,7 +41,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Last lines of a log that are shown."""
+"""Maximum number of lines of a log that are shown: the last ones."""
 _ANSWER_SECONDS = 0.05
 """Seconds before the charts of a new board are computed, in which the first page is sent."""
 _KEEP_SECONDS = 60.0

@@ -53,7 +53,8 @@ class RequestedCpu:
     period: float | None = None
     """CFS period in seconds, as set in the kernel; None without a control group."""
     at: float = 0.0
-    """Device time from which the request was in force: when the action that changed it was completed."""
+    """Device time, in seconds, from which the request was in force: when the action that changed it was
+    completed."""
     limits: RequestedLimits | None = None
     """None without a control group."""
 
@@ -63,6 +64,7 @@ class RequestedLink:
     """Link requested from `at` on. Delay, jitter and loss are per direction."""
 
     up: float | None = None
+    """bit/s; None if not limited."""
     down: float | None = None
     """bit/s; None if not limited."""
     delay: float = 0.0
@@ -72,10 +74,11 @@ class RequestedLink:
     loss: float = 0.0
     """Share of packets lost in one direction."""
     at: float = 0.0
+    """Device time at which the link was set, in seconds."""
 
     def figures(self) -> dict[str, float | None]:
-        """Delay, jitter and loss are converted to values of round trips, because only these can be
-        measured."""
+        """None if nothing was requested. Delay, jitter and loss are converted to values of round trips,
+        because only these can be measured."""
         return {
             "up": self.up,
             "down": self.down,
@@ -103,6 +106,7 @@ class GpuFidelity:
     samples: int
     """Number of samples in which the client used the GPU."""
     memory: int | None
+    """Largest use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
     """Mean share of the time in which a kernel of the client ran; None if NVML does not report it, as
     for all clients of MPS."""

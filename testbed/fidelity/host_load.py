@@ -248,6 +248,7 @@ class _CountersAt(NamedTuple):
     threads: dict[str, float]
     """Seconds in which each thread of the servers ran or waited for a CPU."""
     used: float | None
+    """CPU seconds of all devices; None if unknown."""
     servers: float
     """CPU seconds of broker, aggregator, router and controller."""
     cpus: frozenset[int]

@@ -27,7 +27,7 @@ class RequestedLimits:
     cpus: str | None = None
     """Cores, as in `0,2-3`."""
     memory: int | None = None
-    """Bytes; swap is not allowed."""
+    """Maximum memory in bytes; swap is not allowed."""
 
 
 def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str]:

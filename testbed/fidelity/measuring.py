@@ -85,7 +85,8 @@ _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
 """A link is slow if it carries less than this share of its rate for this many seconds while packets
 wait."""
 _WAITED_SHARE = 0.9
-"""Share of the time between two samples from which packets count as waiting all the time."""
+"""Packets count as waiting all the time between two samples if they waited for at least this share of
+the time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
 
 _LARGEST_VALUE = 1e18
@@ -103,6 +104,7 @@ class SegmentClock:
     begin: float = 0.0
     """Device time in seconds; above 0 if the run was resumed."""
     end: float = math.inf
+    """Device time at which the segment ends, in seconds."""
 
 
 def measure(
@@ -173,6 +175,7 @@ class _UsageAt(NamedTuple):
 
     at: float
     cpu: float
+    """CPU seconds that the device used."""
     periods: float
     """CFS periods in which the device ran."""
     throttled: float

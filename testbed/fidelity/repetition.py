@@ -16,7 +16,7 @@ _BUSY_CORES, _BUSY_SHARE = 0.1, 0.05
 """Use by others above which a host is busier than its plan, which gives them nothing: in cores of this
 host, and as a share of another host's cores."""
 _NAMED = 3
-"""Programs that a sentence names."""
+"""Maximum number of programs that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)

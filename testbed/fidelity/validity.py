@@ -19,7 +19,7 @@ from testbed.fidelity.figures import CPU, RATES, Fidelity, Figure, SegmentFideli
 from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
-"""Load from which a core or a server counts as full. The kernel and the sampling need the rest."""
+"""Minimum load of a full core or server. The kernel and the sampling need the rest of the time."""
 _FULL_SHARE_OF_RUN = 0.2
 """Maximum share of the run in which a server may be full. Short phases affect only some updates."""
 _FULL_SECONDS = 3.0
@@ -48,8 +48,10 @@ _CPU_ERROR_PERCENT = 10.0
 """Emulation keeps shares to 1 %, but unnoticed pauses may lower a measured share by up to 10 %
 (`measuring`)."""
 _LINK_ERROR_PERCENT = 10.0
-"""Queues and TCP's slow start cost a probe some per cent of the rate."""
+"""Maximum error of a link's figure. Queues and TCP's slow start cost a probe some per cent of the
+rate."""
 _SEGMENT_ERROR_PERCENT = 5.0
+"""Maximum error of a segment's rate, in %."""
 FAILED_LINK_PERCENT = 25.0
 """Error of a link's rate above which a run does not start. A busy host causes smaller ones: with twice
 as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a busy host
@@ -80,6 +82,7 @@ class StepDone:
     due: float
     """Device time in seconds."""
     done: float
+    """Device time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Shape:
 
 
 def largest_piece(rate: int | None) -> int:
-    """Return the maximum payload bytes of an item at `rate` bit/s."""
+    """Return the maximum payload bytes of an item; None stands for an unlimited rate."""
     if rate is None:
         return MAX_PIECE_BYTES
     return min(burst(rate) // _PACKET * SEGMENT, MAX_PIECE_BYTES)

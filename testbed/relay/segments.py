@@ -257,6 +257,7 @@ class SegmentLane:
 
     @property
     def piece(self) -> int:
+        """Maximum payload of an item, in bytes."""
         return largest_piece(self.rate)
 
     @property

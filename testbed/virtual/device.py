@@ -207,7 +207,8 @@ class VirtualDevice:
 
 
 def release(waiting: list[Callable[[], None]]) -> None:
-    """Call in order. A callback may append itself to the list to wait again."""
+    """Empty the list and call its callbacks in order. A callback may append itself to the list to wait
+    again."""
     released, waiting[:] = waiting[:], []
     for callback in released:
         callback()

@@ -27,7 +27,7 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seco
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _NANOSECOND = 1e-9
-"""A transfer that needs at most this time counts as finished."""
+"""One nanosecond, in seconds: a transfer that needs at most this time counts as finished."""
 _NO_CAPACITY = 1e-9
 """Below this share of a pipe's rate, what is left of it counts as 0: it is a rounding error."""
 
@@ -72,8 +72,8 @@ class _Class(RateClaim):
         self.drained = 0.0
         """Bits that each transfer would have taken out of its token bucket since the class began."""
         self.tokens: list[tuple[float, int, Transfer]] = []
-        """Heap of (value of `drained` at which the bucket is empty, number, transfer), if the transfers
-        have tokens. Transfers that have left may still be in it."""
+        """Heap of (value of `drained` at which the bucket is empty, number, transfer). Transfers that
+        have left may still be in it. Empty unless the transfers have tokens."""
 
     @property
     def rate(self) -> float:

@@ -30,6 +30,7 @@ from testbed.virtual.objectives import (
 )
 
 _STACKED = 128
+"""Maximum number of models in a stack."""
 _MEMORY_SHARE = 0.4
 """Share of the GPU's free memory for a stack. The rest is for recordings of other sizes."""
 _TOLERANCE = 1e-2

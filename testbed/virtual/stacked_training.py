@@ -41,7 +41,7 @@ from testbed.virtual.objectives import (
 _JOBS_PER_THREAD = 4
 """Jobs to collect per thread, so that none waits long for the last job of another."""
 _NAMED = 3
-"""Clients that an error names."""
+"""Maximum number of clients that an error names."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -32,7 +32,7 @@ _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
 _TELEMETRY_BYTES_PER_DEVICE = 4096
 """Bytes at the end of the telemetry file that contain the samples of the last seconds."""
 _SAMPLE_LEAD_SECONDS = 0.5
-"""A sample may be newer than the time shown by this much."""
+"""Maximum seconds by which a sample may be newer than the time shown."""
 _MAX_KEPT_MESSAGES = 20
 """Messages that are printed again after the screen is closed."""
 

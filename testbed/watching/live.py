@@ -31,6 +31,7 @@ _RARE = ("paused", "offline")
 _MAX_ROWS = 20
 """Above this number of devices, a row of the summary is a group."""
 _PRINT_INTERVAL_SECONDS = 1.0
+"""Minimum seconds between two lines."""
 _SECTIONS = 10
 """A run in virtual time prints a line per section, even if that takes very little real time."""
 
@@ -107,7 +108,7 @@ class LiveView(View):
         self._outcome = outcome
 
     def take_keys(self, timeout: float) -> None:
-        """This view has no keys, so it only waits."""
+        """`timeout`: seconds. This view has no keys, so it only waits."""
         time.sleep(timeout)
 
     def _print(self, message: str) -> None:

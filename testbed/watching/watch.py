@@ -25,7 +25,8 @@ _TICK_SECONDS = 0.1
 _STATUS_INTERVAL_SECONDS = 1.0
 """Seconds between two checks of whether the run has ended."""
 _READ_BYTES = 4 * 2**20
-"""Per read of events: a long run is read in pieces, so that the view responds to keys in between."""
+"""Maximum per read of events: a long run is read in pieces, so that the view responds to keys in
+between."""
 _NICE = 10
 _MAX_ERROR = 200
 """Characters of the reason why a run failed."""

@@ -1,5 +1,5 @@
-"""Encrypted channels between two clients. The server forwards the messages but cannot read them. The
-channels use X25519, HKDF and AES-256-GCM."""
+"""Encrypted channels between two clients by X25519, HKDF and AES-256-GCM. The server forwards the
+messages but cannot read them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ _NONCE_BYTES = 12
 
 
 class ChannelError(Exception):
-    """A key or a message is invalid; the text says why."""
+    """The text says what is invalid in a key or message."""
 
 
 class Channels:
-    """Channels of one client process to all other clients."""
-
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self._ciphers: dict[bytes, AESGCM] = {}
@@ -37,19 +35,18 @@ class Channels:
         self._cipher(peer)
 
     def forget(self, peer: bytes) -> None:
-        """Delete the secret shared with the owner of the public key `peer`. The same secret is computed
-        again when it is needed."""
+        """Delete the shared secret, which is computed again when needed."""
         self._ciphers.pop(peer, None)
 
     def seal(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
-        """Return `content` encrypted for the owner of the public key `peer`. `about` is authenticated
-        but not sent: `open` needs the same values. Raises ChannelError."""
+        """`content` for the owner of the public key `peer`. `about` is authenticated but not sent:
+        `open` needs the same values. Raises ChannelError."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._cipher(peer).encrypt(nonce, content, _flat(about))
 
     def open(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
-        """Decrypt a message that `seal` made. Raises ChannelError unless the owner of the public key
-        `peer` sealed the message for this client, with the same `about`."""
+        """Raises ChannelError unless the owner of the public key `peer` sealed the message for this
+        client, with the same `about`."""
         nonce, rest = message[:_NONCE_BYTES], message[_NONCE_BYTES:]
         try:
             return self._cipher(peer).decrypt(nonce, rest, _flat(about))

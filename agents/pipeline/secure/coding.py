@@ -55,8 +55,8 @@ class MaskCode:
         return [self.needed + 1 + holder for holder in holders]
 
     def shares(self, mask: Words, noise: Words, holders: Sequence[int]) -> Words:
-        """Return the shares of a mask, one row per holder: shape (holders, length). `mask`: shape
-        (size,); `noise`: uniform elements, shape (T · length,)."""
+        """One row per holder: shape (holders, length). `mask`: shape (size,); `noise`: uniform elements,
+        shape (T · length,)."""
         blocks = np.zeros((self.needed, self.length), np.uint32)
         blocks.reshape(-1)[: self.size] = mask
         blocks[self.needed - self.colluding :] = noise.reshape(self.colluding, self.length)
@@ -64,7 +64,7 @@ class MaskCode:
         return self.field.product(matrix, blocks)
 
     def mask(self, holders: Sequence[int], shares: Words) -> Words:
-        """Restore a mask, shape (size,), from the shares of U different `holders`, one row each."""
+        """Restore a mask, shape (size,), from the shares of U different `holders`."""
         matrix = lagrange_matrix(
             self._alphas(holders), self._betas[: self.needed - self.colluding], self.field
         )
@@ -77,7 +77,7 @@ def code_of(settings: SecureRun, size: int) -> MaskCode:
 
 
 def code_problem(parties: int, needed: int, colluding: int) -> str | None:
-    """Return why N = `parties`, U and T do not fit together; None if they do."""
+    """Why N = `parties`, U and T do not fit together; None if they do."""
     if not 1 <= needed <= parties:
         return f"needed (U) is {needed}, expected from 1 to the number of clients, {parties}"
     if not 0 <= colluding < needed:
@@ -86,10 +86,11 @@ def code_problem(parties: int, needed: int, colluding: int) -> str | None:
 
 
 def split_problem(parties: int, needed: int) -> str | None:
-    """Return why the server could open two sums that differ by one update; None if it cannot open them.
+    """Why the server could open two sums that differ by one update; None if it cannot.
 
-    If U is at most N/2, there are two disjoint sets of U holders. Each set could answer for a different
-    sum, and the difference of the sums would reveal that update."""
+    If U is at most N/2, there are two disjoint sets of U holders. Each could answer for a different sum,
+    and the difference of the sums would reveal that update.
+    """
     if 2 * needed > parties:
         return None
     return (

@@ -11,13 +11,13 @@ from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 
 _MESSAGE_TIME = 0.0014
-"""Seconds of CPU time on a whole core to send or receive a small message (waking up, MQTT, TCP), without
-processing its content. Fitted to a run in docker (docs/evidence/privacy.md)."""
+"""CPU seconds on a whole core to send or receive a small message (waking up, MQTT, TCP), without its
+content. Fitted to a run in docker (docs/evidence/privacy.md)."""
 _TRIES = 5
 
 
 def measure_cost(secure: SecureRun, parameters: int) -> ExchangeCost:
-    """Measure the CPU time per update, share and answer for a model of `parameters` parameters."""
+    """Per update, share and answer, for a model of `parameters` parameters."""
     names = [secure.clients[0], secure.clients[-1]]
     party, peer = (Party("run", name, secure, parameters) for name in names)
     for name in secure.clients:

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
-"""Elements of the field."""
 _HALF = 16
 _COLUMNS = 1 << 13
-"""Number of columns of a product that are computed in one step. More columns would not stay in the
-processor's cache."""
+"""Columns of a product in one step: more would not stay in the processor's cache."""
 _MAX_INNER = 1 << 12
-"""Maximum number of terms of a sum of products. A sum of products of 16-bit halves is at most 2^12 ·
-2^(16+16). This is below 2^53, so float64 is exact. The combined halves are below 2^63."""
+"""Terms of a sum of products of 16-bit halves: the sum is at most 2^12 · 2^(16+16), below 2^53, so
+float64 is exact. The combined halves are below 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Field:
         return (1 << self.bits) - 1
 
     def reduce(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Reduce `values` modulo p, in place, and return them."""
+        """Modulo p, in place."""
         p, bits = np.uint64(self.p), np.uint64(self.bits)
         bound = 1 << 64
         while bound > 2 * self.p:
@@ -54,7 +52,7 @@ class Field:
         return values
 
     def product(self, left: NDArray[Any], right: Words) -> Words:
-        """Return the matrix product of two matrices of elements, with shapes (n, k) and (k, m)."""
+        """Shapes (n, k) and (k, m)."""
         rows, inner = left.shape
         if inner > _MAX_INNER:
             raise ValueError(f"sums of {inner} products are not exact, expected at most {_MAX_INNER}")
@@ -75,13 +73,13 @@ class Field:
         return result
 
     def sum(self, left: Words, right: Words) -> Words:
-        """Return left + right, elementwise."""
+        """Elementwise."""
         total: Words = left + right  # below 2^32
         np.minimum(total, total - np.uint32(self.p), out=total)
         return total
 
     def difference(self, left: Words, right: Words) -> Words:
-        """Return left − right, elementwise."""
+        """Elementwise."""
         total: Words = left - right
         np.minimum(total, total + np.uint32(self.p), out=total)
         return total

@@ -12,38 +12,38 @@ from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded
 
 FIELD = "holders"
-"""Header field that marks a masked update."""
+"""Marks a masked update in the header."""
 DIVERGED = -1
-"""Value of `outside` for an update with coordinates that are not finite."""
+"""`outside` of an update with coordinates that are not finite."""
 _MAX_HOLDERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masked:
-    """An update hidden by a mask: only sums of such updates can be read."""
+    """Hidden by a mask: only sums of such updates can be read."""
 
     words: Words
-    """The rounded update plus the mask, shape (d,). For an update of kind `model`, this is the rounded
-    difference to the model that it was trained from, plus the mask. Received words may be p or more
-    until they have been checked."""
+    """Rounded update plus mask, shape (d,); for an update of kind `model`, the rounded difference to the
+    model that it was trained from, plus the mask. Received words may be p or more until they have been
+    checked."""
     holders: tuple[int, ...]
-    """Clients that were sent a share of the mask, as indices into the run's list of clients."""
+    """Clients that were sent a share of the mask, as indices into the run's list."""
     outside: int
-    """Number of coordinates that were outside the range and were clipped to it; DIVERGED if some
-    coordinates were not finite. An update with DIVERGED has no usable `words`."""
+    """Coordinates that were clipped to the range; DIVERGED, without usable `words`, if some were not
+    finite."""
     took: Nanoseconds = 0
     """Nanoseconds from the start of making the mask until its shares were sent."""
 
     @property
     def encoded(self) -> Encoded:
-        """Header fields and array of the update, as they are sent."""
+        """Header fields and array, as they are sent."""
         numbers = {"outside": str(self.outside), "took": str(self.took)}
         words = np.ascontiguousarray(self.words, "<u4")
         return Encoded({FIELD: bits_of(self.holders), **numbers}, {"masked": words})
 
     @classmethod
     def from_encoded(cls, encoded: Encoded) -> Masked:
-        """Return the masked update in `encoded`. Raises ValueError."""
+        """Raises ValueError."""
         fields, arrays = encoded.fields, encoded.arrays
         if fields.keys() != {FIELD, "outside", "took"} or [*arrays] != ["masked"]:
             raise ValueError(
@@ -55,12 +55,12 @@ class Masked:
 
 
 def bits_of(holders: Iterable[int]) -> str:
-    """Return the indices `holders` as a hexadecimal number in which one bit is set per holder."""
+    """Hexadecimal number with one bit set per holder."""
     return f"{sum(1 << holder for holder in holders):x}"
 
 
 def holders_of(bits: str) -> tuple[int, ...]:
-    """Inverse of `bits_of`: return the indices of the holders. Raises ValueError."""
+    """Inverse of `bits_of`. Raises ValueError."""
     if not 0 < len(bits) <= _MAX_HOLDERS // 4 or not set(bits) <= set("0123456789abcdef"):
         raise ValueError("holders: expected a hexadecimal number")
     number = int(bits, 16)

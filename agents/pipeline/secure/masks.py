@@ -1,4 +1,4 @@
-"""Masks: uniform elements of the field from a short secret, by AES-128 in counter mode."""
+"""Uniform elements of the field from a short secret, by AES-128 in counter mode."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ _ZEROS = bytes(1 << 16)
 
 
 def new_seed() -> bytes:
-    """Return a new secret from the operating system."""
     return secrets.token_bytes(SEED_BYTES)
 
 
 def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
-    """Return `count` uniform elements of the field; the same `secret` always gives the same elements.
-
-    An element consists of the lowest bits of a 32-bit word of the key stream; the number of these bits
-    is the bit length of p. If the bits are equal to p, another word is drawn, so that all elements are
-    equally likely.
-    """
+    """Elements that the same `secret` always gives. Each is the lowest bits, as many as p has, of a
+    32-bit word of the key stream. If they equal p, another word is drawn, so that all elements are
+    equally likely."""
     stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
     buffer = bytearray(4 * count + 15)
     at = 0

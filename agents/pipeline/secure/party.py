@@ -30,13 +30,12 @@ from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
 
 _MASKS = 4
-"""Maximum number of own masks that a client keeps: for the running training and for updates that wait to
-be sent."""
+"""Maximum number of own masks: for the running training and for updates that wait to be sent."""
 
 
 @dataclass(slots=True)
 class _Mask:
-    """A mask of this client that has not been used yet."""
+    """Not used yet."""
 
     words: Words
     holders: tuple[int, ...]
@@ -45,10 +44,11 @@ class _Mask:
 
 
 class Party:
-    """One client's side: the client `name`, for models of `size` parameters.
+    """The client `name`, for models of `size` parameters.
 
-    `add_peer` and `receive_share` may be called in a different thread than the other methods. These two
-    methods never wait for a computation of the other methods."""
+    `add_peer` and `receive_share` may be called in a different thread than the other methods, and never
+    wait for a computation of these.
+    """
 
     def __init__(
         self,
@@ -69,21 +69,18 @@ class Party:
         self._lock = threading.Lock()
         """Protects the keys and shares that other clients have sent."""
         self._held: dict[str, dict[int, Words]] = {}
-        """Shares of masks, by client and dispatch. The shares of one client are in the order of their
-        arrival."""
+        """By client and dispatch; those of one client are in the order of their arrival."""
 
     @property
     def public(self) -> bytes:
-        """Public key of this client process; all other clients pass it to `add_peer`."""
         return self._channels.public
 
     @property
     def share_size(self) -> int:
-        """Length of a message with a share, in bytes."""
         return secure_messages.share_size(self.code.length)
 
     def add_peer(self, client: str, key: bytes) -> None:
-        """Store the public key of `client`; a restarted client has a new key. Raises PeerError."""
+        """A restarted client has a new key. Raises PeerError."""
         if client not in self._places or len(key) != KEY_BYTES:
             raise PeerError("expected a public key of a client of this run")
         if client == self.name:
@@ -99,8 +96,8 @@ class Party:
             self._keys[client] = bytes(key)
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
-        """Make the mask of the update that will answer `dispatch`; yield the name of each known client
-        and the message with its share."""
+        """Make the mask of the update that will answer `dispatch`; yield each known client and the
+        message with its share."""
         code = self.code
         with self._lock:
             keys = dict(self._keys)
@@ -124,12 +121,11 @@ class Party:
             )
 
     def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
-        """Record the time that it took to make the mask and to send its shares."""
+        """Time to make the mask and to send its shares."""
         self._masks[dispatch].took = took
 
     def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
-        """Return the masked update that answers `dispatch`. `vector`: shape (d,). `rng`: generator for
-        the random rounding."""
+        """`vector`: shape (d,). `rng`: for the random rounding."""
         mask = self._masks.pop(dispatch)
         try:
             words, outside = self.grid.round(vector, rng)
@@ -138,7 +134,7 @@ class Party:
         return Masked(FIELD.sum(words, mask.words), mask.holders, outside, mask.took)
 
     def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
-        """Store the mask share that the client `sender` sent. Raises PeerError."""
+        """Raises PeerError."""
         try:
             dispatch, sealed = secure_messages.decode_share(payload, self.code.length)
             with self._lock:
@@ -153,8 +149,8 @@ class Party:
         self._hold(sender, dispatch, share)
 
     def answer(self, number: int, wanted: Wanted) -> bytes:
-        """Return the message with the sum of shares that the server asks for in request `number`, and
-        delete the shares in the sum. Raises PeerError for a request that no honest server sends."""
+        """Sum of shares for request `number`; the shares in it are deleted. Raises PeerError for a
+        request that no honest server sends."""
         keys = [(client, dispatch) for client, dispatch, _ in wanted]
         least, largest = self._settings.updates, self._settings.largest_weight
         if (found := len(set(keys))) < max(least, len(keys)):
@@ -174,9 +170,8 @@ class Party:
         return secure_messages.encode_sum(number, summed[0])
 
     def _hold(self, client: str, dispatch: int, share: Words) -> None:
-        """Store a share. If too many shares are stored, delete the oldest share of the client that has
-        sent the most. So a client that sends too many shares loses its own shares, and no client can
-        fill the memory."""
+        """If too many shares are stored, delete the oldest of the client that has sent the most. So a
+        client that sends too many loses its own, and no client can fill the memory."""
         with self._lock:
             own = self._held.setdefault(client, {})
             own.pop(dispatch, None)

@@ -24,12 +24,12 @@ _BLOCK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The values to which a coordinate is rounded."""
+    """Values to which a coordinate is rounded."""
 
     range: float
     """R, largest magnitude of a coordinate."""
     bits: int
-    """Bits per coordinate: a coordinate has 2^bits − 1 possible values."""
+    """A coordinate has 2^bits − 1 possible values."""
 
     @property
     def levels(self) -> int:
@@ -42,9 +42,8 @@ class Grid:
         return self.range / self.levels
 
     def round(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
-        """Round `vector`, shape (d,), to elements of the field. Return them, and the number of
-        coordinates that were outside the range and were clipped to it. Raises ValueError if a coordinate
-        is not finite."""
+        """`vector`, shape (d,), as elements of the field, and the number of coordinates that were
+        clipped to the range. Raises ValueError if one is not finite."""
         words = np.empty(vector.size, np.uint32)
         outside = 0
         for start in range(0, vector.size, _BLOCK):
@@ -60,42 +59,39 @@ class Grid:
         return words, outside
 
     def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
-        """Return `vector`, shape (d,), rounded with `rng` as in a sum. If a coordinate is not finite,
-        return `vector` unchanged."""
+        """`vector`, shape (d,), rounded with `rng` as in a sum; unchanged if a coordinate is not
+        finite."""
         try:
             return self.to_reals(self.round(vector, rng)[0])
         except ValueError:
             return vector
 
     def to_integers(self, words: Words) -> NDArray[np.int64]:
-        """Return a sum of rounded vectors as integers from −(p − 1)/2 to (p − 1)/2, in units of `step`,
-        shape (d,)."""
+        """Sum of rounded vectors, from −(p − 1)/2 to (p − 1)/2 in units of `step`, shape (d,)."""
         whole = words.astype(np.int64)
         whole -= FIELD.p * (whole > FIELD.p // 2)
         return whole
 
     def to_reals(self, words: Words) -> Vector:
-        """Return a sum of rounded vectors as float64, shape (d,)."""
+        """Sum of rounded vectors as float64, shape (d,)."""
         return self.to_integers(words) * self.step
 
 
 def heaviest_share(weights: Sequence[int]) -> int:
-    """Return the largest weight that one more update of a sum may have. `weights`: weights of the other
-    updates. The result is the sum of `weights`, or twice the weight if `weights` has only one entry."""
+    """Largest weight that one more update of a sum may have: the sum of the others' `weights`, or twice
+    a single one."""
     return sum(weights) * (2 if len(weights) == 1 else 1)
 
 
 def dominates(weights: Sequence[int]) -> bool:
-    """Return whether the largest of `weights` is above the limit that `heaviest_share` returns for the
-    other weights."""
+    """The largest of `weights` is above the limit that `heaviest_share` returns for the others."""
     *others, largest = sorted(weights)
     return largest > heaviest_share(others)
 
 
 def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
-    """Return the weights of at least two updates as integers in units of 1/`largest`. `weights`:
-    numbers from 0 to 1. Each integer is at least 1. An integer above the limit that `heaviest_share`
-    returns for the other integers is lowered to this limit."""
+    """Weights (0 to 1) of at least two updates in units of 1/`largest`, at least 1, and at most the
+    limit that `heaviest_share` returns for the others."""
     whole = [max(1, round(largest * weight)) for weight in weights]
     *others, _ = sorted(whole)
     most = heaviest_share(others)
@@ -103,7 +99,7 @@ def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
 
 
 def overflow(updates: int, largest_weight: int, bits: int) -> str | None:
-    """Return why a sum of `updates` updates could overflow the field; None if it cannot."""
+    """Why a sum of `updates` updates could overflow the field; None if it cannot."""
     if updates * largest_weight << bits <= FIELD.p:
         return None
     most = (FIELD.p // (updates * largest_weight)).bit_length() - 1

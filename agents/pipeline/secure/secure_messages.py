@@ -1,5 +1,5 @@
-"""Messages of secure aggregation, other than the masked updates. Each message has a fixed head, followed
-by bytes whose length the run's settings determine. A message of any other length is refused."""
+"""Messages of secure aggregation beside the masked updates: a fixed head, then bytes whose length the
+run's settings determine. Any other length is refused."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 from agents.pipeline.secure.field import FIELD, Words
 
 SEAL_BYTES = 12 + 16
-"""Bytes of nonce and tag that sealing adds to a share (`agents.pipeline.secure.channels`)."""
+"""Nonce and tag that sealing adds to a share (`agents.pipeline.secure.channels`)."""
 _SHARE = struct.Struct("<4sQ")
 _SUM = struct.Struct("<4sQI")
 _SHARE_MAGIC, _SUM_MAGIC = b"shr1", b"sum1"
 LACKING = 0
-"""Length of the sum in the answer of a client that cannot make the sum."""
+"""Length of the sum if the client cannot make it."""
 
 
 class SecureWireError(Exception):
-    """The bytes are not a message of this protocol; the text says why."""
+    """The text says why the bytes are not a message of this protocol."""
 
 
 def share_size(length: int) -> int:
-    """Return the length in bytes of a message with a share of `length` elements."""
+    """Bytes of a message with a share of `length` elements."""
     return _SHARE.size + 4 * length + SEAL_BYTES
 
 
 def sum_size(length: int) -> int:
-    """Return the length in bytes of a message with a sum of shares of `length` elements."""
+    """Bytes of a message with a sum of shares of `length` elements."""
     return _SUM.size + 4 * length
 
 
@@ -38,7 +38,7 @@ def encode_share(dispatch: int, sealed: bytes) -> bytes:
 
 
 def decode_share(payload: bytes | bytearray, length: int) -> tuple[int, bytes]:
-    """Return the dispatch and the sealed share. Raises SecureWireError."""
+    """Dispatch and sealed share. Raises SecureWireError."""
     if len(payload) != share_size(length):
         raise SecureWireError(f"share has {len(payload)} bytes, expected {share_size(length)}")
     magic, dispatch = _SHARE.unpack_from(payload)
@@ -48,15 +48,14 @@ def decode_share(payload: bytes | bytearray, length: int) -> tuple[int, bytes]:
 
 
 def encode_sum(number: int, words: Words | None) -> bytes:
-    """Return the message with the sum of shares for request `number`. `words`: the sum; None if the
-    client cannot make it."""
+    """`words`: None if the client cannot make the sum."""
     body = b"" if words is None else np.ascontiguousarray(words, "<u4").tobytes()
     return _SUM.pack(_SUM_MAGIC, number, len(body) // 4) + body
 
 
 def decode_sum(payload: bytes | bytearray) -> tuple[int, Words | None]:
-    """Return the request's number and the sum, which may have any length. The sum is None if the client
-    could not make it. Raises SecureWireError."""
+    """Number of the request, and the sum, of any length; None if the client could not make it. Raises
+    SecureWireError."""
     if len(payload) < _SUM.size:
         raise SecureWireError(f"message has {len(payload)} bytes, expected at least {_SUM.size}")
     magic, number, count = _SUM.unpack_from(payload)
@@ -68,7 +67,7 @@ def decode_sum(payload: bytes | bytearray) -> tuple[int, Words | None]:
 
 
 def elements(words: Words) -> Words:
-    """Return `words`. Raises SecureWireError unless all of them are elements of the field."""
+    """Raises SecureWireError unless all `words` are elements of the field."""
     if words.size and int(words.max()) >= FIELD.p:
         raise SecureWireError(f"word {int(words.max())} is not below p = {FIELD.p}")
     return words

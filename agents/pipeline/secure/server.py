@@ -1,10 +1,10 @@
 """Server half of secure aggregation: masked updates, and the sums that the rule requests. No I/O and no
 clock.
 
-A masked update waits until the rule puts it into a sum. A sum waits for the clients' answers. An answer
-is a sum of shares of the masks. The sum of updates is opened (`SumOpened`) when enough clients have
-answered. The sum of updates is lost (`SumLost`) when too few clients are left that can answer, or when
-the opened vector cannot be a sum of valid updates.
+A masked update waits until the rule puts it into a sum. A sum waits for the clients' answers, each a sum
+of shares of the masks. It is opened (`SumOpened`) when enough clients have answered, and lost
+(`SumLost`) when too few are left that can answer, or when the opened vector cannot be a sum of valid
+updates.
 """
 
 from __future__ import annotations
@@ -32,41 +32,36 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class SumBegun:
-    """Sum `number` has begun and waits for the answers of the clients `holders`."""
+    """Waits for the answers of the clients `holders`."""
 
     number: int
     holders: Set[str]
-    """Clients that are asked for shares."""
     updates: list[tuple[str, int, int]]
-    """Client, dispatch and weight of each update in the sum."""
+    """Client, dispatch and weight of each update."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumOpened:
-    """Sum `number` has been opened."""
-
     number: int
     wanted: SumUp
-    """The rule's request, but with the weights that were used in `total`: secure aggregation rounds
-    weights."""
+    """With the weights that were used in `total`: secure aggregation rounds them."""
     total: Vector
-    """Weighted sum of the updates: float64, shape (d,)."""
+    """float64, shape (d,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumLost:
-    """Sum `number` cannot be used; the updates in it are lost too."""
+    """The updates in the sum are lost, too."""
 
     number: int
     wanted: SumUp
-    """The rule's request."""
     reason: str
-    """Reason, as the end of a sentence about the sum, such as `is lost: ...`."""
+    """End of a sentence about the sum, such as `is lost: ...`."""
     answered: tuple[str, ...] = ()
-    """Clients whose answers opened a wrong sum; empty if the sum was not opened."""
+    """Clients whose answers opened a wrong sum; empty if it was not opened."""
 
     def records(self, at: float) -> list[Log]:
-        """Return the records about the lost sum. `at`: time of the records in seconds."""
+        """`at`: seconds."""
         what = f"a buffer of {len(self.wanted.contributions)} updates {self.reason}"
         if not self.answered:
             return [Log(events.Note(at, what))]
@@ -77,41 +72,37 @@ class SumLost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WaitingUpdate:
-    """A masked update that is not in a sum yet."""
+    """Not in a sum yet."""
 
     masked: Masked
     lost_by: set[str] = field(default_factory=set)
-    """Clients that have left since the update arrived. Their shares of the update's mask are lost."""
+    """Clients that have left since the update arrived, with their shares of its mask."""
 
 
 class SecureSums(ServerStep):
-    """Server half of secure aggregation, for one run."""
-
     def __init__(self, sums: MaskedSums) -> None:
         self.sums = sums
         self.answer_size = sum_size(sums.code.length)
-        """Maximum size of a client's answer, in bytes."""
+        """Maximum bytes of a client's answer."""
         self._received: dict[tuple[str, int], _WaitingUpdate] = {}
         """Updates that are not in a sum yet, by client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
-        """Sums that wait for the clients' answers: number of the sum -> the rule's request."""
+        """Requests whose sums wait for the clients' answers, by number."""
 
     @property
     def waiting(self) -> Set[int]:
-        """Numbers of the sums that wait for answers."""
         return self._wanted.keys()
 
     @property
     def timeout(self) -> Nanoseconds:
-        """Nanoseconds within which a sum must be opened after its shares were requested. After this
-        time, the sum is lost."""
+        """A sum that is not opened in this time after its shares were requested is lost."""
         return from_seconds(self.sums.settings.timeout)
 
     def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
         """Keep a masked update until it is put into a sum. Return `base` for an update of kind `model`,
-        an empty vector for any other update, or the reason to reject the update."""
+        an empty vector for any other, or the reason to reject it."""
         try:
             masked = Masked.from_encoded(encoded)
         except ValueError as error:
@@ -131,11 +122,11 @@ class SecureSums(ServerStep):
         return {"masking": to_seconds(masked.took), "outside": masked.outside}
 
     def drop(self, client: str, dispatch: int) -> None:
-        """Discard an update that the rule does not use."""
+        """The rule does not use the update."""
         self._received.pop((client, dispatch), None)
 
     def begin(self, wanted: SumUp, present: Set[str]) -> SumBegun | SumLost:
-        """Begin a sum of updates that were received. `present`: clients that can answer."""
+        """`present`: clients that can answer."""
         summands, lost_by = [], {}
         for used in wanted.contributions:
             key = used.client, used.dispatch
@@ -150,20 +141,18 @@ class SecureSums(ServerStep):
         return SumBegun(found.number, found.holders, found.wanted)
 
     def is_waiting_for(self, client: str, number: int) -> bool:
-        """Return whether sum `number` still needs an answer of `client`."""
         found = self.sums.waiting.get(number)
         return found is not None and client in found.holders and client not in found.answers
 
     def problem_with_shares(self, shares: Words) -> str | None:
-        """Return why `shares` cannot be an answer; None if they can."""
+        """Why `shares` cannot be an answer; None if they can."""
         if shares.size != self.sums.code.length:
             return f"sum of shares has {shares.size} words, expected {self.sums.code.length}"
         return None
 
     def answer(self, number: int, client: str, shares: Words | None) -> SumOpened | SumLost | None:
-        """Handle the answer of `client` about sum `number`. `shares`: the sum of the client's shares;
-        None if the client cannot make it. Return the opened or lost sum; None if the sum still waits for
-        answers or has already ended."""
+        """`shares`: None if the client cannot make the sum. Return the opened or lost sum; None if it
+        still waits for answers or has ended."""
         found = self.sums.answer(number, client, shares)
         if found is None:
             return None
@@ -172,7 +161,7 @@ class SecureSums(ServerStep):
         return self._lose(found) if self.sums.is_lost(found) else None
 
     def remove_client(self, client: str) -> list[SumLost]:
-        """Remove the shares of a client that has left; return the sums that are lost as a result."""
+        """The client has left, with its shares. Return the sums that are lost as a result."""
         for received in self._received.values():
             received.lost_by.add(client)
         return [
@@ -180,12 +169,12 @@ class SecureSums(ServerStep):
         ]
 
     def give_up(self, number: int) -> SumLost:
-        """Give up sum `number` because its timeout has passed."""
+        """The timeout has passed."""
         return self._lose(self.sums.waiting[number])
 
     def problems(self, arrivals: Iterable[tuple[str, int]]) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `arrivals`: client and dispatch of the
-        updates that have arrived and are not applied yet."""
+        """Yield a sentence for each inconsistency. `arrivals`: client and dispatch of updates that are
+        not applied yet."""
         summed = [
             (used.client, used.dispatch)
             for wanted in self._wanted.values()

@@ -68,11 +68,12 @@ class SecureRun:
 
     @property
     def most_shares(self) -> int:
-        """Maximum number of shares of masks that a client keeps.
+        """Shares of masks that a client keeps.
 
         At most K + N shares are useful at the same time: one for each update of a buffer, and one more
-        per client. The maximum is twice this number, or K + N + T(K + 1) if that is more. If there are
-        too many shares, the oldest share of the client with the most shares is deleted. So T colluding
-        clients cannot displace a useful share."""
+        per client. The maximum is twice this number, or K + N + T(K + 1) if that is more. Of too many,
+        the oldest of the client with the most shares is deleted. So T colluding clients cannot displace
+        a useful share.
+        """
         useful = self.updates + len(self.clients)
         return useful + max(useful, self.colluding * (self.updates + 1))

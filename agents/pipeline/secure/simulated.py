@@ -1,5 +1,5 @@
-"""A client's side of secure aggregation in virtual time. Shares have a size but no content, and masks
-are zeros, because nothing has to be hidden. Rounding and sums are the same as in real time."""
+"""A client's side of secure aggregation in virtual time: shares have a size but no content, and masks
+are zeros, because nothing has to be hidden. Rounding and sums are as in real time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
 
 _MASKS = 3
-"""Maximum number of own masks that a client keeps: for the running training and for updates that wait to
-be sent."""
+"""Maximum number of own masks: for the running training and for updates that wait to be sent."""
 
 
 class SimulatedParty:
-    """One client's side in virtual time: the client `name`, for models of `size` parameters."""
+    """The client `name`, for models of `size` parameters."""
 
     def __init__(self, name: str, settings: SecureRun, size: int) -> None:
         self._name = name
@@ -32,10 +31,9 @@ class SimulatedParty:
         self._length = code_of(settings, size).length
         self.share_size = share_size(self._length)
         self._masks: dict[int, tuple[tuple[int, ...], Nanoseconds]] = {}
-        """Holders of the shares of each mask, and the time in nanoseconds that it took to make the mask.
-        The keys are dispatches."""
+        """By dispatch: holders of the shares, and nanoseconds to make the mask."""
         self._held: set[tuple[str, int]] = set()
-        """Client and dispatch of each share of a mask that this client holds."""
+        """Client and dispatch of each share that this client holds."""
 
     def prepare(self, dispatch: int, present: Iterable[str], took: Nanoseconds) -> int:
         holders = sorted(self._places[client] for client in {*present, self._name})
@@ -56,8 +54,7 @@ class SimulatedParty:
         return sum_size(self._length), np.zeros(self._length, np.uint32)
 
     def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
-        """Return the update that answers `dispatch`. `vector`: shape (d,). `rng`: generator for the
-        random rounding."""
+        """`vector`: shape (d,). `rng`: for the random rounding."""
         holders, took = self._masks.pop(dispatch)
         try:
             words, outside = self._grid.round(vector, rng)

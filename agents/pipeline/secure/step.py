@@ -52,13 +52,12 @@ class SecureAggregation(SecureRun, UpdateStep):
 
     @property
     def grid(self) -> Grid:
-        """The values to which coordinates are rounded."""
         return Grid(self.range, self.bits)
 
     def memory(self, model: int, *, remembers: bool) -> int:
-        """Return the bytes that a client needs for a mask, for its blocks and shares while they are
-        made, and for the shares of other clients' masks. If the client remembers what it sent, the
-        updates that may still be lost are added. The number is computed, not measured."""
+        """Bytes for a mask, for its blocks and shares while they are made, and for the shares of other
+        clients' masks; with the updates that may still be lost if the client remembers what it sent.
+        Computed, not measured."""
         held = self.needed + len(self.clients) + self.most_shares
         sent = self.updates if remembers else 0
         return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
@@ -69,7 +68,7 @@ class SecureAggregation(SecureRun, UpdateStep):
         return measure_cost(self, parameters)
 
     def exchanged_bytes(self, parameters: int) -> int:
-        """Return the bytes of the shares that a client sends per round."""
+        """Shares that a client sends per round."""
         return (len(self.clients) - 1) * share_size(code_of(self, parameters).length)
 
 

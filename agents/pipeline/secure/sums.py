@@ -21,8 +21,6 @@ _ROUNDING = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summand:
-    """One update in a sum."""
-
     client: str
     dispatch: int
     weight: float
@@ -32,26 +30,26 @@ class Summand:
 
 @dataclass(slots=True)
 class Sum:
-    """The masked sum of a buffer, which waits for the clients' answers."""
+    """Masked sum of a buffer, which waits for the clients' answers."""
 
     number: int
     words: Words
     """Σ a_i (update_i + mask_i) with integer weights a_i, shape (d,)."""
     weights: Mapping[tuple[str, int], int]
-    """Integer weight a_i of each update, by client and dispatch."""
+    """Integers a_i, by client and dispatch."""
     holders: set[str]
     """Clients that have answered or can still answer."""
     answers: dict[str, Words] = field(default_factory=dict)
-    """Sums of shares that the clients have sent, by client."""
+    """Sums of shares, by client."""
 
     @property
     def wanted(self) -> list[tuple[str, int, int]]:
-        """Client, dispatch and weight of each update, as in the requests to the holders."""
+        """Client, dispatch and weight, for the requests to the holders."""
         return [(client, dispatch, weight) for (client, dispatch), weight in self.weights.items()]
 
 
 class MaskedSums:
-    """The sums of a run that wait for answers. `size`: number of the model's parameters."""
+    """Sums that wait for answers. `size`: number of the model's parameters."""
 
     def __init__(self, settings: SecureRun, size: int) -> None:
         self.settings = settings
@@ -62,7 +60,7 @@ class MaskedSums:
         self._begun = 0
 
     def problem_with(self, masked: Masked) -> str | None:
-        """Return why an update cannot be summed; None if it can."""
+        """Why an update cannot be summed; None if it can."""
         if masked.words.size != self.code.size:
             return f"another model: {masked.words.size} parameters, expected {self.code.size}"
         if int(masked.words.max()) >= FIELD.p:
@@ -81,8 +79,7 @@ class MaskedSums:
         return None
 
     def begin(self, summands: Sequence[Summand], away: Mapping[tuple[str, int], Iterable[str]]) -> Sum:
-        """Begin a sum of `summands`. `away`: clients that have lost their share of an update's mask, by
-        client and dispatch of the update."""
+        """`away`: clients that have lost their share of a mask, by client and dispatch of the update."""
         weights = [summand.weight for summand in summands]
         whole = whole_weights(weights, self.settings.largest_weight)
         total = np.zeros(self.code.size, np.uint64)
@@ -103,9 +100,8 @@ class MaskedSums:
         return begun
 
     def answer(self, number: int, client: str, shares: Words | None) -> Sum | None:
-        """Store the answer of `client` about sum `number`. `shares`: the sum of the client's shares;
-        None if the client cannot make it. Return the masked sum; None if that sum does not wait for this
-        client."""
+        """`shares`: None if the client cannot make the sum. Return the masked sum; None if it does not
+        wait for this client."""
         found = self.waiting.get(number)
         if found is None or client not in found.holders or client in found.answers:
             return None
@@ -116,8 +112,7 @@ class MaskedSums:
         return found
 
     def remove_client(self, client: str) -> list[Sum]:
-        """Remove `client` from all sums that wait for its answer, and return these sums. The client has
-        lost its shares."""
+        """The client has lost its shares. Return the sums that waited for it."""
         touched = []
         for found in self.waiting.values():
             if client in found.holders and client not in found.answers:
@@ -126,17 +121,16 @@ class MaskedSums:
         return touched
 
     def is_lost(self, found: Sum) -> bool:
-        """Return whether too few clients are left that can answer."""
+        """Too few clients are left that can answer."""
         return len(found.holders) < self.settings.needed
 
     def is_complete(self, found: Sum) -> bool:
-        """Return whether enough clients have answered."""
         return len(found.answers) >= self.settings.needed
 
     def open(self, found: Sum) -> Vector | str:
-        """Return the sum of the updates with the weights a_i/A, float64, shape (d,). A is the largest
-        possible weight. Return the reason if the result cannot be such a sum. In this case an update or
-        an answer was wrong. A single wrong word of an answer makes coordinates of the sum wrong."""
+        """The sum with weights a_i/A, A the largest possible one, float64, shape (d,), or why the result
+        cannot be such a sum: an update or an answer was wrong. A single wrong word of an answer makes
+        coordinates of the sum wrong."""
         clients = sorted(found.answers, key=self._places.__getitem__)[: self.settings.needed]
         shares = np.stack([found.answers[client] for client in clients])
         mask = self.code.mask([self._places[client] for client in clients], shares)

@@ -155,7 +155,7 @@ class _LimitedGroup:
     pid: int
     """Process that leads the group."""
     share: float
-    """1 is one core."""
+    """CPU share of the group; 1 is one core."""
     budget: float = 0.0
     """CPU seconds that the group may use."""
     suspended: bool = False

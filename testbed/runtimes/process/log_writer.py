@@ -74,7 +74,7 @@ class LogWriter:
             self._read_pipes(0.05)
 
     def _read_pipes(self, timeout: float) -> None:
-        """Read a piece from each pipe that has output. `timeout`: seconds."""
+        """Read a piece from each pipe that has output. Wait at most `timeout` seconds for output."""
         for key, _ in self._selector.select(timeout):
             with self._lock:
                 if self._selector.get_map().get(key.fd) is not key:  # the other thread has closed it

@@ -118,8 +118,8 @@ class Connections:
         timeout: float | None = 60.0,
     ) -> Iterator[Channel]:
         """Run `verb` of the program, in a context with its pipes. `files`: name and content to send.
-        `timeout`: seconds after which the command is killed. Raises HostError that names the host, the
-        cause and the mend."""
+        `timeout`: seconds after which the command is killed; None for no limit. Raises HostError that
+        names the host, the cause and the mend."""
         sizes = [
             (name, len(one) if isinstance(one, bytes) else one.stat().st_size) for name, one in files
         ]

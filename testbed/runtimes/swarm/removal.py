@@ -32,6 +32,7 @@ _PENDING_LABEL = "testbed.owed"
 """Ids of nodes that could not be cleaned up because they did not answer. The label is on a configuration
 that stays in the Swarm, so that `testbed down` finds the run."""
 _PARALLEL = 8
+"""Maximum number of requests at the same time."""
 
 
 def objects(

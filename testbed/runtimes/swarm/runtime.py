@@ -78,6 +78,7 @@ from testbed.view import View
 _MTU = 1450
 """Bytes per packet on the bridges, less than the usual 1500, because overlay networks add headers."""
 _PARALLEL = 8
+"""Maximum number of requests at the same time."""
 _ANSWER_TIMEOUT_SECONDS = 20
 """Request to a node during a run: short, because the actions of the scenario wait for the answer."""
 
