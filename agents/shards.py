@@ -1,5 +1,4 @@
-"""Shards: a client's training data, or the test set, as one safetensors file that the controller
-writes."""
+"""A client's training data, or the test set, as one safetensors file that the controller writes."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ class Shard:
     """n samples with labels."""
 
     x: NDArray[Any]
-    """Samples, shape (n, …). If x is uint8 or float32, the model's input is x · scale in float32. If x
-    has signed integers (tokens), the model's input is x in int64."""
+    """Shape (n, …). The model's input is x · scale in float32 for uint8 or float32, and x in int64 for
+    signed integers (tokens)."""
     y: NDArray[Any]
-    """Labels, shape (n,) or (n, …). Classes and tokens are int64; real numbers are float32."""
+    """Shape (n,) or (n, …). Classes and tokens are int64; real numbers are float32."""
     scale: float = 1.0
     """Factor from x to the model's input."""
 
@@ -32,20 +31,19 @@ class Shard:
         return len(self.y)
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the model's inputs, shape (n, …), and the labels. Inputs are float32 and multiplied by
-        `scale`, or int64 if they are tokens."""
+        """Model's inputs, shape (n, …), float32 multiplied by `scale`, or int64 for tokens; and
+        labels."""
         import torch
 
         return model_inputs(torch.from_numpy(self.x), self.scale), torch.from_numpy(self.y)
 
     def subset(self, indices: NDArray[np.int64]) -> Shard:
-        """Return a copy of the samples at `indices`."""
         return Shard(self.x[indices], self.y[indices], self.scale)
 
 
 def model_inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return a copy of samples `x` of a shard, shape (n, …), converted to the model's input. Signed
-    integers become int64. All other types become float32 and are multiplied by `scale`."""
+    """Copy of samples `x`, shape (n, …), as the model's input: signed integers as int64, all else as
+    float32 multiplied by `scale`."""
     import torch
 
     if x.dtype.is_signed and not x.dtype.is_floating_point:

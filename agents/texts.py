@@ -1,5 +1,5 @@
-"""Functions that make parts of messages. They shorten texts and values from other processes and make
-them safe to print, and they write numbers with a noun (`3 runs`)."""
+"""Parts of messages: texts and values of other processes shortened and safe to print, numbers with a
+noun (`3 runs`)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 _MAX_NAMED = 12
-"""Maximum number of names that a message lists."""
+"""Maximum number of names in a list."""
 
 
 def make_printable(text: str, most: int, keep: str = "") -> str:
-    """Return at most `most` characters of `text`, with escapes (`\\x1b`) for characters that are not
-    printable: control characters, marks of writing direction, half surrogate pairs. Characters in `keep`
-    are not escaped."""
+    r"""At most `most` characters, with escapes (`\x1b`) for those that are not printable: control
+    characters, marks of writing direction, half surrogate pairs. Those in `keep` are not escaped."""
     text = text[:most]
     if text.isprintable():
         return text
@@ -22,13 +21,12 @@ def make_printable(text: str, most: int, keep: str = "") -> str:
 
 
 def quantity(number: int, singular: str, plural: str | None = None) -> str:
-    """Return a number with its noun, such as `1 run` or `1,200 runs`. `plural`: plural of the noun; None
-    if the plural is `singular` with an added s."""
+    """Text such as `1 run` or `1,200 runs`. `plural`: None for `singular` with an s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def name_list(names: Sequence[str], most: int = _MAX_NAMED) -> str:
-    """Return at most `most` names as text: `a, b and 3 more`; `none` if there are none."""
+    """Text such as `a, b and 3 more`; `none` if there are none."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
 

@@ -71,10 +71,10 @@ from agents.wire.messages import (
 )
 
 _NO_NEW_PRIVILEGES = 38
-"""PR_SET_NO_NEW_PRIVS. This process sets the flag, because not every engine can set it."""
+"""PR_SET_NO_NEW_PRIVS. This process sets it, because not every engine can."""
 _METER_SECONDS = 0.1
-"""Seconds between two readings for the energy meter before the run clock is known to run. Of the CPU
-time around the start of the clock, the use of at most this many seconds is attributed wrongly."""
+"""Seconds between two readings for the energy meter before the run clock is known to run. The use of at
+most this much of the CPU time around its start is attributed wrongly."""
 
 
 def main() -> None:
@@ -102,45 +102,39 @@ class Init:
             else DeviceContainer(cfg.device, netem=cfg.netem, user=cfg.user)
         )
         self._suspected: dict[str, float] = {}
-        """Time in seconds on the monotonic clock at which each present disturbance was first seen, by
-        reason."""
+        """Monotonic time at which each present disturbance was first seen, by reason."""
         self._disturbances = Ongoing()
         self._limits: CgroupLimits | None = None
-        """Limits that were sent to the controller last; None if no limits were sent yet."""
+        """Limits that were sent to the controller last."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
-        """Whether a client should run. If the previous client is still ending, the next client starts
-        after it."""
+        """A client should run. If the previous one is still ending, the next starts after it."""
         self._ending = False
-        """Whether the client was ordered to end, so that its exit does not end the container."""
+        """The client was ordered to end, so that its exit does not end the container."""
         self._paused = cfg.paused
         self._meter = (
             None
             if cfg.energy is None
             else EnergyMeter(cfg.device, cfg.energy, cfg.cpu, cfg.dilation, is_present=cfg.present)
         )
-        """Meter of the device's energy; None if energy is not counted."""
         self._metering_due = -math.inf if self._meter is not None else math.inf
-        """Time in seconds on the monotonic clock at which the meter is read next."""
+        """Monotonic time at which the meter is read next."""
         self._powered = True
-        """Whether the battery allows a client to run. After an empty battery is charged, the controller
-        orders the start, because it first has to lift the CPU limit."""
+        """The battery allows a client to run. After an empty one is charged, the controller orders the
+        start, because it first has to lift the CPU limit."""
         self._was_starting = False
-        """Whether a client was starting at the meter's last reading."""
+        """A client was starting at the meter's last reading."""
         self._memory_lost = False
-        """Whether a power-off has erased the client's files. They are deleted before the next start."""
+        """A power-off has erased the client's files, which are deleted before the next start."""
         self._stopped = False
-        """Whether SIGTERM or SIGINT has arrived."""
         self._memory_kills = 0
-        """Number of processes killed for their memory that were reported, or belonged to a client that
-        an order has ended."""
+        """Processes killed for their memory that were reported, or belonged to a client that an order
+        has ended."""
         self._unmeasured = False
-        """Whether the link could not be measured."""
         self._probing: threading.Thread | None = None
-        """Thread that measures the link; None before the first measurement."""
+        """Measures the link."""
         self._orders: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
-        """Received messages. None stands for the end of a child process or the arrival of SIGTERM or
-        SIGINT."""
+        """None stands for the end of a child process or the arrival of SIGTERM or SIGINT."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
         # Over a real network, a broken connection must not lose orders.
@@ -153,10 +147,9 @@ class Init:
         signal.signal(signal.SIGCHLD, self._wake)
 
     def run(self) -> int:
-        """Carry out orders until the client exits without an order to end, or until SIGTERM or SIGINT
-        arrives. Returns the client's exit code (128 + n if signal n ended the client; 0 if no client
-        runs), or 1 if the link could not be measured. Raises LinkError, ConnectionFailedError,
-        OSError."""
+        """Carry out orders until the client exits without an order to end, or until SIGTERM or SIGINT.
+        Return the client's exit code (128 + n if signal n ended it; 0 if none runs), or 1 if the link
+        could not be measured. Raises LinkError, ConnectionFailedError, OSError."""
         self._machine.prepare(self._config.link)
         # Wait until the devices are isolated from each other and the router, if any, forwards to the
         # broker, or until the clock of a real device is compared. There is no timeout, because the
@@ -183,8 +176,7 @@ class Init:
             self._machine.close()
 
     def _take_turn(self) -> int | None:
-        """Wait for the turn to start the client; return its descriptor. Return None if the client starts
-        without a turn, or later."""
+        """Return the descriptor of the turn; None if the client starts without one, or later."""
         cfg = self._config
         if cfg.turns is None or not self._wanted or self._paused:
             return None
@@ -192,14 +184,13 @@ class Init:
         return turns.take(Path(cfg.turns), cfg.timeout_s / 2, lambda: self._stopped)
 
     def _start_probe(self, requested: AccessLink) -> None:
-        """Start to measure the link, unless it is being measured."""
+        """Unless the link is being measured."""
         if self._probing is None or not self._probing.is_alive():
             self._probing = threading.Thread(target=self._probe, args=(requested,), daemon=True)
             self._probing.start()
 
     def _probe(self, requested: AccessLink) -> None:
-        """Measure the link beside the client, and publish the result. End the device if the
-        measurement fails."""
+        """Measure the link beside the client, and publish the result. End the device if that fails."""
         # Imported here, because devices without a link do not need it.
         from agents.device import link_probe
 
@@ -216,12 +207,11 @@ class Init:
             self._connection.publish(telemetry, messages.encode(result), retain=True)
 
     def _now(self) -> float:
-        """Return the time on the monotonic clock of the aggregator's host, in seconds."""
+        """Monotonic time of the aggregator's host."""
         return to_seconds(self._clock.now())
 
     def _sample(self) -> None:
-        """Publish a telemetry sample, and also limits and disturbances that have not been published
-        yet."""
+        """Publish a sample, with limits and disturbances that have not been published yet."""
         device, client = self._config.device, self._client.pid if self._client else None
         sample = self._machine.sample(client, self._now)
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
@@ -237,7 +227,7 @@ class Init:
             self._report(reason, since, is_over=is_over)
 
     def _present_disturbances(self, now: float) -> dict[str, float]:
-        """Return the time at which each present disturbance began, by the reason of the disturbance."""
+        """When each began, by its reason."""
         name, client = self._config.device, self._client
         seen = {
             f"the client of {name} was stopped by a signal": client is not None
@@ -253,16 +243,15 @@ class Init:
         return found
 
     def _report(self, reason: str, since: float, *, is_over: bool = True) -> None:
-        """Publish an unplanned disturbance, which began at `since` seconds on this host's monotonic
-        clock."""
+        """An unplanned disturbance, which began at `since` on this host's monotonic clock."""
         device = self._config.device
         begin = to_seconds(self._clock.at(from_seconds(since)))
         found = messages.Disturbance(device, self._now(), begin, reason, is_over)
         self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _send_limits(self, limits: CgroupLimits | None) -> None:
-        """Publish the limits that the kernel enforces, which may differ from the requested limits.
-        Publish nothing if `limits` is None."""
+        """Publish the limits that the kernel enforces, which may differ from the requested ones. Do
+        nothing if they are None."""
         self._limits = limits
         if limits is not None:
             device = self._config.device
@@ -270,8 +259,8 @@ class Init:
             self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _serve(self) -> int:
-        """Handle orders and publish samples until the client has ended; return the exit code of the
-        container. The init sleeps in between, because its work uses the device's CPU share."""
+        """Handle orders and publish samples until the client has ended; return the container's exit
+        code. Sleep in between, because this work uses the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
             now, wake = time.monotonic(), min(due, self._machine.reading_due, self._metering_due)
@@ -295,8 +284,8 @@ class Init:
         return code
 
     def _count_energy(self, meter: EnergyMeter) -> None:
-        """Read the counters for the energy meter. If the battery is empty, power off: kill the client as
-        a crash does, and report it. If an empty battery is charged, report that."""
+        """Read the counters. If the battery is empty, power off: kill the client as a crash does, and
+        report it. If an empty battery is charged, report that."""
         received, sent = resource_usage.traffic()
         cpu = self._machine.cpu_seconds() or 0.0
         was_starting, self._was_starting = self._was_starting, self._is_starting
@@ -329,8 +318,8 @@ class Init:
             self._signal(signal.SIGKILL)
 
     def _exit_code(self) -> int | None:
-        """Return the exit code of the container; None while a client runs or may still be started.
-        Starts the next client if the previous one was ordered to end."""
+        """Exit code of the container; None while a client runs or may still be started. Starts the next
+        client if the previous one was ordered to end."""
         if self._client is None or (code := self._client.poll()) is None:
             return 0 if self._stopped and self._client is None else None
         if self._ending and not self._stopped:
@@ -342,8 +331,8 @@ class Init:
         return int(code) if code >= 0 else 128 - code
 
     def _report_memory_kills(self, what: str) -> None:
-        """Report a failure if the kernel has killed a process for its memory since the last call.
-        `what`: begin of a sentence such as `... needed more than the device's 400 MiB`."""
+        """If the kernel has killed a process for its memory since the last call. `what`: begin of a
+        sentence such as `... needed more than the device's 400 MiB`."""
         before, (self._memory_kills, limit) = self._memory_kills, self._machine.memory_kills()
         if self._memory_kills > before:
             self._fail(
@@ -352,8 +341,7 @@ class Init:
             )
 
     def _carry_out(self, message: ReceivedMessage | None) -> None:
-        """Carry out an order. If the order is invalid or fails, report this and leave the device
-        unchanged."""
+        """If the order is invalid or fails, report this and leave the device unchanged."""
         if message is None:
             return
         try:
@@ -431,7 +419,7 @@ class Init:
                 assert_never(action)
 
     def _set_counted(self, *, is_counted: bool) -> None:
-        """Count the device's energy from now on, or stop counting it."""
+        """Count the device's energy from now on, or not."""
         if self._meter is not None:
             self._count_energy(self._meter)
             self._meter.account.is_counted = is_counted
@@ -442,8 +430,8 @@ class Init:
         self._start_wanted()
 
     def _start_wanted(self, turn: int | None = None) -> None:
-        """Start the client if it should run, has power, and does not run yet. `turn`: descriptor of its
-        turn, which the client inherits; it is closed in this process."""
+        """If the client should run, has power, and does not run yet. `turn`: descriptor of its turn,
+        which it inherits; closed in this process."""
         inherited = () if turn is None else (turn,)
         if self._wanted and self._powered and self._client is None:
             self._start(inherited)
@@ -469,8 +457,8 @@ class Init:
             self._signal(signal.SIGSTOP)
 
     def _erase_memory(self) -> None:
-        """Delete the client's files, with the client's rights. The count of its trainings stays, because
-        it belongs to the emulation."""
+        """Delete the client's files, with its rights, but for the count of its trainings, which belongs
+        to the emulation."""
         everything_else = ["-mindepth", "1", "!", "-name", BEGUN, "-delete"]
         self._machine.start(["find", self._config.disk, *everything_else]).wait()
 
@@ -489,8 +477,8 @@ class Init:
 
 
 def _reap_orphans(client: int | None) -> None:
-    """Reap the orphans of the container, which are children of PID 1. The process `client` is not reaped
-    here, because Popen waits for it."""
+    """Orphans of the container are children of PID 1. `client` is not reaped here, because Popen waits
+    for it."""
     while True:
         try:
             status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -69,7 +69,7 @@ class OnOff:
 
 @dataclass(frozen=True)
 class TracedRate:
-    """From a file."""
+    """Rates over time, from a file."""
 
     times: Sequence[float]
     """Seconds, increasing from 0."""

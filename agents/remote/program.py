@@ -1,10 +1,9 @@
 """The program that the controller runs on a real device by SSH.
 
 The controller sends this file on the standard input of `python3 -c LOADER`, followed by a request: a
-line of JSON, then the contents of the files that the request lists. So nothing has to be installed
-first, and no secret is in an argument. The answer is a line with the request's `token`, then a line of
-JSON. This program needs only Python 3.9, and imports nothing of the testbed except for the comparison of
-clocks.
+line of JSON, then the contents of the files that it lists. So nothing has to be installed first, and no
+secret is in an argument. The answer is a line with the request's `token`, then a line of JSON. This
+program needs only Python 3.9, and imports nothing of the testbed except for the comparison of clocks.
 
 Files on the device, in `~/.cache/edge-fl-testbed`:
 
@@ -50,37 +49,36 @@ LIMITS, SHAPED = "limits.json", "shaped"
 """Names in the folder of a device with `shape: true`: interface and control groups that are limited, and
 a file that exists when the link is shaped."""
 LABEL = "edge-fl-testbed"
-"""Label of a container. Its value is the device's folder."""
+"""Label of a container, whose value is the device's folder."""
 MAX_LOG_BYTES = 4 * 2**20
-"""Maximum number of bytes sent from the end of a log."""
+"""Maximum from the end of a log."""
 OLD_SECONDS = 7 * 86_400
-"""Age in seconds after which the folder of a device without a keeper is removed."""
+"""Age after which the folder of a device without a keeper is removed."""
 _LAST_LINES = 15
 _ASK_SECONDS, _ANSWER_SECONDS = 1.0, 20.0
-"""Seconds between two exchanges of clocks, and seconds after which an exchange without answer ends the
-connection."""
+"""Between two exchanges of clocks; and after which an exchange without answer ends the connection."""
 _CONNECT_SECONDS = 5.0
 _KEEPER_SECONDS = 60.0
-"""Maximum seconds until the keeper has started: a busy, slow device reads Python's modules for long."""
+"""Maximum until the keeper has started: a busy, slow device reads Python's modules for long."""
 _QUICK_EXCHANGES = 10
-"""Number of exchanges of clocks that are made at once at the start."""
+"""Exchanges of clocks at once at the start."""
 _LOAD_SECONDS = 5.0
 """Seconds between two readings of this machine's load."""
 _ROUND_TRIPS, _PAUSE_SECONDS = 40, 0.02
-"""Number of round trips that are measured, and seconds between two of them."""
+"""Round trips that are measured, and seconds between two of them."""
 _SIZES = [2**16, 2**18, 2**20, 2**22, 2**24]
-"""Sizes of transfers in bytes: larger ones follow until one takes the requested seconds."""
+"""Bytes of transfers: larger ones follow until one takes the requested seconds."""
 CHUNK_BYTES = 2**16
 _PIECE_SECONDS, _MIN_PIECE_BYTES = 0.02, 2**12
 """Data for a link whose rate is known is written in pieces of this duration and at least this size."""
 _AHEAD_SECONDS = 0.05
-"""Maximum number of seconds by which a writer is ahead of the link's rate, and by which a late one
-catches up. Both together fill less than the queue of a shaped link."""
+"""Maximum by which a writer is ahead of the link's rate, and by which a late one catches up. Both
+together fill less than the queue of a shaped link."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class RequestError(Exception):
-    """The request cannot be carried out; the text says why."""
+    """The text says why the request cannot be carried out."""
 
 
 def main(source: Any, sink: Any) -> None:
@@ -109,7 +107,7 @@ def answer(sink: Any, values: dict[str, Any]) -> None:
 
 
 def check(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Report Python, free disk space and missing packages of this machine."""
+    """Python, free disk space and missing packages of this machine."""
     free = shutil.disk_usage(existing_parent(CACHE)).free
     answer(
         sink,
@@ -131,7 +129,7 @@ def check(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def reaches(host: str, port: int) -> bool:
-    """Whether this machine can connect to the controller's `host` and `port`."""
+    """Whether this machine can connect to the controller."""
     with suppress(OSError), socket.create_connection((host, port), _CONNECT_SECONDS):
         return True
     return False
@@ -156,8 +154,8 @@ def folder_of(request: dict[str, Any]) -> Path:
 
 
 def install(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Make the virtual environment unless it exists or an interpreter is given, and unpack the agents
-    into the device's folder."""
+    """Make the environment unless it exists or an interpreter is given, and unpack the agents into the
+    device's folder."""
     remove_old()
     folder, contents = folder_of(request), [content for _, content in received(request, source)]
     if is_gone(source):  # it has perhaps removed everything already
@@ -180,12 +178,12 @@ def install(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def is_gone(source: Any) -> bool:
-    """Whether the controller has closed the connection."""
+    """The controller has closed the connection."""
     return bool(select.select([source], [], [], 0)[0]) and source.peek(1) == b""
 
 
 def installed_python(request: dict[str, Any]) -> str:
-    """Return the interpreter of the virtual environment, which is made if it does not exist."""
+    """Interpreter of the environment, which is made if it does not exist."""
     made = environment(request)
     made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with made.with_suffix(".lock").open("w") as lock:  # another device may be the same machine
@@ -196,8 +194,7 @@ def installed_python(request: dict[str, Any]) -> str:
 
 
 def make_environment(made: Path, attempts: list[list[str]]) -> None:
-    """Make a virtual environment. Each attempt has the arguments of `pip install`; the first that
-    succeeds counts."""
+    """Each attempt has the arguments of `pip install`; the first that succeeds counts."""
     shutil.rmtree(made, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(made)], "the virtual environment could not be made")
     pip = [str(made / "bin" / "python"), "-m", "pip", "install", "--no-input", "-q"]
@@ -215,7 +212,7 @@ def make_environment(made: Path, attempts: list[list[str]]) -> None:
 
 
 def run(command: list[str], failure: str) -> str:
-    """Return the output of `command`. Raises RequestError with the text `failure` and the last lines."""
+    """Return the output. Raises RequestError with the text `failure` and the last lines."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except FileNotFoundError:
@@ -227,7 +224,7 @@ def run(command: list[str], failure: str) -> str:
 
 
 def received(request: dict[str, Any], source: Any) -> Any:
-    """Yield name and content of each file that follows the request."""
+    """Name and content of each file that follows the request."""
     for name, size in request["files"]:
         content = source.read(size)
         if len(content) < size:
@@ -236,8 +233,7 @@ def received(request: dict[str, Any], source: Any) -> Any:
 
 
 def has_image(request: dict[str, Any]) -> bool | None:
-    """Whether the requested container engine has the requested image; None if no engine is
-    requested."""
+    """None if no container engine is requested."""
     container = request.get("container")
     if container is None:
         return None
@@ -289,7 +285,7 @@ def load(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Unpack the regular files of `archive` into `folder`."""
+    """Regular files only."""
     for member in archive:
         path = Path(member.name)
         if member.isfile() and not path.is_absolute() and ".." not in path.parts:
@@ -300,9 +296,9 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Measure the way to the controller: round trips to the broker's port, where the kernel answers, and
-    rates of one encrypted connection in each direction. If the link is to be shaped by now, wait for
-    that; `shaped` are its rates in bit/s."""
+    """Round trips to the broker's port, where the kernel answers, and rates of one encrypted connection
+    in each direction. If the link is to be shaped by now, wait for that; `shaped` are its rates in
+    bit/s."""
     shaped = request["shaped"]
     if shaped is not None:
         await_shaped(folder_of(request))
@@ -335,8 +331,8 @@ def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def sizes(rate: int | None, seconds: float) -> list[int]:
-    """Sizes of the transfers, in bytes. If the link's `rate` is known, in bit/s, one transfer takes the
-    seconds, within the limits of the sizes."""
+    """Bytes of the transfers. If the link's `rate` (bit/s) is known, one takes the seconds, within the
+    limits of the sizes."""
     if rate is None:
         return _SIZES
     return [min(max(_SIZES[0], int(rate * seconds / 8)), _SIZES[-1])]
@@ -361,8 +357,7 @@ def send(sink: Any, size: int, rate: int | None) -> None:
 
 
 def receive(source: Any, size: int, *, is_shaped: bool) -> tuple[float | None, float]:
-    """Read `size` bytes. Return the rate in bit/s from the first quarter on, None if all came at once,
-    and the duration in seconds.
+    """Return bit/s from the first quarter on, None if all came at once, and the seconds.
 
     If the link `is_shaped`, the rate does not vary, but a busy machine may read late, which makes the
     rest look faster: the lowest rate of those from any time up to the last quarter is taken.
@@ -384,8 +379,8 @@ def receive(source: Any, size: int, *, is_shaped: bool) -> tuple[float | None, f
 
 
 def start(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Write the received files into the device's folder, then start its keeper, which outlives this
-    connection. Files in the client's folder are kept if it exists: they are newer."""
+    """Write the received files, then start the keeper, which outlives this connection. Existing files in
+    the client's folder are kept: they are newer."""
     folder = folder_of(request)
     stop(folder)  # also a keeper whose init has ended
     had_disk = (folder / DISK).is_dir()
@@ -418,7 +413,7 @@ def start(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file that only this user can read."""
+    """Only this user can read the file."""
     remove_file(path)
     descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -438,7 +433,7 @@ def last_lines(path: Path) -> list[str]:
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether a keeper holds the lock of the device's folder."""
+    """A keeper holds the lock of the device's folder."""
     try:
         with (folder / LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -450,9 +445,9 @@ def is_kept(folder: Path) -> bool:
 
 
 def watch(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Report the state of the keeper every second, and compare this machine's clock with the
-    controller's, until the connection ends. `?` asks for the time of the controller's monotonic clock,
-    in nanoseconds. Some reports have the CPU seconds of this machine."""
+    """Report the keeper's state every second, and compare this machine's clock with the controller's,
+    until the connection ends. `?` asks for the controller's monotonic time, in nanoseconds. Some reports
+    have the CPU seconds of this machine."""
     folder = folder_of(request)
     os.chdir(str(folder))  # `stop` finds this process there
     sys.path.insert(0, str(folder))
@@ -493,9 +488,8 @@ def watch(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def cpu_seconds(run: Path) -> dict[str, float]:
-    """Return seconds of all CPUs since the machine started: in total, without idling (`busy`), and taken
-    by a hypervisor (`stolen`); and the CPU seconds of all processes of the run whose folder is `run`
-    (`own`), in containers, too."""
+    """All CPUs since the machine started: in total, without idling (`busy`), and taken by a hypervisor
+    (`stolen`); and all processes of the run whose folder is `run` (`own`), in containers, too."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     user, nice, system, idle, waiting, interrupts, soft, stolen = ticks
     own = sum(os.times()[:4])
@@ -527,8 +521,8 @@ def replace(path: Path, text: str) -> None:
 
 
 def remove(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """End all processes of the device, send its log and the client's folder, and remove everything when
-    the controller has confirmed that it has them."""
+    """End all processes, send log and the client's folder, and remove everything when the controller has
+    confirmed that it has them."""
     folder = folder_of(request)
     stop(folder)
     files = []
@@ -551,8 +545,7 @@ def remove(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a device's limits and its folder, and the three folders above it, up to `CACHE`, if they
-    are empty."""
+    """Remove limits and folder, and the three folders above it, up to `CACHE`, if they are empty."""
     lift(folder)
     shutil.rmtree(folder, ignore_errors=True)
     for parent in list(folder.parents)[:3]:
@@ -563,8 +556,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def stop(folder: Path) -> None:
-    """End the keeper of a device, its container, and every other process that works in the device's
-    folder. Lift the device's limits."""
+    """End the keeper, the container, and every other process that works in the device's folder. Lift the
+    limits."""
     try:
         keeper = int((folder / LOCK).read_text())
     except (OSError, ValueError):
@@ -588,7 +581,7 @@ def stop(folder: Path) -> None:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Return the ids of this user's processes whose working directory is in `folder`."""
+    """This user's processes whose working directory is in `folder`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -600,7 +593,6 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def remove_containers(folder: Path) -> None:
-    """Remove the container of a device, if it has one."""
     try:
         engine = (folder / ENGINE).read_text()
     except OSError:
@@ -614,7 +606,7 @@ def remove_containers(folder: Path) -> None:
 
 
 def contained_processes(run: Path) -> list[int]:
-    """Return the ids of the processes in the containers of the run whose folder is `run`."""
+    """Processes in the containers of the run whose folder is `run`."""
     containers = [path.read_text() for path in run.glob(f"*/{CONTAINER}")]
     found = []
     for entry in Path("/proc").glob("[0-9]*") if containers else ():
@@ -626,8 +618,7 @@ def contained_processes(run: Path) -> list[int]:
 
 
 def unshapeable(request: dict[str, Any]) -> str | None:
-    """Return why this machine cannot be shaped as requested, and what to do; None if it can or need
-    not."""
+    """Why this machine cannot be shaped as requested, and what to do; None if it can or need not."""
     wanted = request.get("shape")
     if wanted is None:
         return None
@@ -650,8 +641,8 @@ def unshapeable(request: dict[str, Any]) -> str | None:
 
 
 def free_interface(server: str) -> str:
-    """Return the interface towards `server`. Raises RequestError if it is not left to the kernel's
-    defaults, because the limits would replace settings that are not ours."""
+    """Interface towards `server`. Raises RequestError if it is not left to the kernel's defaults,
+    because the limits would replace settings that are not ours."""
     failure = "ip and tc (package iproute2) are needed for link"
     routes = json.loads(run(["ip", "-j", "route", "get", server], failure))
     name = str(routes[0].get("dev"))
@@ -701,8 +692,8 @@ def group_roots() -> list[Path]:
 
 
 def limit(folder: Path, request: dict[str, Any]) -> list[str]:
-    """Prepare the requested limits: note what `lift` has to remove, and make the control groups. Return
-    their folders. The init shapes the link itself."""
+    """Note what `lift` has to remove, and make the control groups. Return their folders. The init shapes
+    the link itself."""
     wanted, groups = request["shape"], []
     if wanted is not None:
         interface = None
@@ -721,8 +712,8 @@ def limit(folder: Path, request: dict[str, Any]) -> list[str]:
 
 
 def make_group(group: Path, quota: int, period: int) -> None:
-    """Make a control group that has `quota` µs of CPU time per `period` µs. Raises RequestError if the
-    kernel has set something else."""
+    """`quota` µs of CPU time per `period` µs. Raises RequestError if the kernel has set something
+    else."""
     group.mkdir(exist_ok=True)
     v1 = {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(quota)}
     for name, text in ({"cpu.max": f"{quota} {period}"} if (group / "cpu.max").exists() else v1).items():
@@ -734,8 +725,7 @@ def make_group(group: Path, quota: int, period: int) -> None:
 
 
 def lift(folder: Path) -> None:
-    """Remove the limits of the device in `folder`, which its file LIMITS lists. Qdiscs that somebody
-    else has set stay."""
+    """Limits that the file LIMITS lists. Qdiscs that somebody else has set stay."""
     try:
         noted = json.loads((folder / LIMITS).read_text())
     except FileNotFoundError:
@@ -760,7 +750,7 @@ def is_interface(name: str) -> bool:
 
 
 def remove_group(group: Path) -> None:
-    """Kill all processes of a control group, and remove it."""
+    """Kill all processes of the group first."""
     deadline = time.monotonic() + 5
     while group.is_dir():
         try:
@@ -789,8 +779,8 @@ def kill(process: int, number: int) -> None:
 
 
 def remove_old() -> None:
-    """Remove the folders of devices that no keeper uses and that are old. A power cut at the end of a
-    run may leave them."""
+    """Folders of devices that no keeper uses, and that are old: a power cut at the end of a run may
+    leave them."""
     for folder in (CACHE / "runs").glob("*/*"):
         if folder.stat().st_mtime < time.time() - OLD_SECONDS and not is_kept(folder):
             with suppress(RequestError):  # `clean` will report it
@@ -798,8 +788,7 @@ def remove_old() -> None:
 
 
 def clean(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Remove the virtual environments, the loaded images, and the folders of all devices that no keeper
-    uses."""
+    """Environments, loaded images, and the folders of all devices that no keeper uses."""
     for folder in (CACHE / "runs").glob("*/*"):
         if not is_kept(folder):
             stop(folder)

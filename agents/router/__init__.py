@@ -1,2 +1,2 @@
-"""The router between the devices and the broker. It emulates delay, jitter and loss of the devices'
+"""The router between the devices and the broker, which emulates delay, jitter and loss of the devices'
 links."""

@@ -51,20 +51,20 @@ class RoutedTraffic(msgspec.Struct, frozen=True):
     seed: int
     """Seed of the run."""
     addresses: Sequence[str]
-    """Addresses of the traffic's leaves: one, or for `flows` one for each transfer that is open."""
+    """Leaves of the traffic: one, or for `flows` one for each open transfer."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
 
 
 class TrafficStates(msgspec.Struct, frozen=True):
-    """Start of the sources, and which of them are switched off or cut."""
+    """Start of the sources, and which are switched off or cut."""
 
     epoch: float | None = None
-    """Time on the monotonic clock at which the traffic begins, in seconds; None before the start."""
+    """Monotonic time at which the traffic begins; None before the start."""
     off: Sequence[int] = ()
-    """Numbers of the sources that are switched off: their transfers end."""
+    """Sources whose transfers end."""
     cut: Sequence[int] = ()
-    """Numbers of the sources whose segment is cut: their transfers wait."""
+    """Sources whose transfers wait."""
 
 
 class TrafficGenerator:
@@ -87,7 +87,7 @@ class TrafficGenerator:
             self.selector.register(listening, selectors.EVENT_READ, lambda: self._accept(listening))
 
     def serve(self, orders: int) -> None:
-        """Send until the file descriptor `orders`, with lines of `TrafficStates`, is closed."""
+        """Send until the descriptor `orders`, with lines of `TrafficStates`, is closed."""
         os.set_blocking(orders, False)
         self.selector.register(orders, selectors.EVENT_READ, None)
         waiting = b""
@@ -109,7 +109,7 @@ class TrafficGenerator:
                 heapq.heappop(self._timers)[2]()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call `call` at the time `when` on the monotonic clock."""
+        """`when`: monotonic time."""
         heapq.heappush(self._timers, (when, next(self._numbers), call))
 
     def send(self, way: Way, data: bytes) -> None:
@@ -135,7 +135,7 @@ class TrafficGenerator:
             self._work(source, planned)
 
     def _work(self, source: Stream | Transfers, planned: RateSchedule | TransferSchedule) -> None:
-        """Send what `source` has to send now, and plan the next time."""
+        """Send what is due, and plan the next time."""
         for size in planned.take(time.monotonic()):
             source.send(size)
         if planned.next < math.inf:
@@ -175,20 +175,20 @@ class Stream:
         self._is_quiet = not is_on or is_cut
 
     def send(self, size: int) -> None:
-        """Send `size` bytes on the wire, in full packets."""
+        """Bytes on the wire, in full packets."""
         for _ in range(0 if self._is_quiet else size // PACKET):
             self._generator.send(self._way, self._frame)
 
 
 class Transfers:
-    """Transfers that arrive at random times, each over a TCP connection of its own."""
+    """Random arrivals, each over a TCP connection of its own."""
 
     def __init__(self, generator: TrafficGenerator, source: RoutedTraffic) -> None:
         self._generator = generator
         self._addresses = Counter(dict.fromkeys(source.addresses, 0))
-        """Number of open transfers from each address."""
+        """Open transfers from each address."""
         self._waiting: list[int] = []
-        """Sizes in bytes of the transfers that have arrived but not begun."""
+        """Bytes of transfers that have arrived but not begun."""
         self._left: dict[socket.socket, int] = {}
         """Bytes that each open transfer still has to write."""
         self._is_on, self._is_cut = True, False
@@ -210,7 +210,7 @@ class Transfers:
                 self._generator.selector.unregister(sock)
 
     def send(self, size: int) -> None:
-        """Begin a transfer of `size` bytes as soon as possible."""
+        """Begin a transfer as soon as possible."""
         if self._is_on:
             self._waiting.append(size)
             self._begin()
@@ -253,12 +253,10 @@ def main() -> None:
 
 
 def command(sources: Sequence[RoutedTraffic]) -> list[str]:
-    """Return the command that starts the process."""
     return [sys.executable, "-m", "agents.router.background", msgspec.json.encode(sources).decode()]
 
 
 def line(states: TrafficStates) -> bytes:
-    """Return the line of standard input that orders `states`."""
     return msgspec.json.encode(states) + b"\n"
 
 

@@ -2,14 +2,14 @@
 
     python -m agents.router.main CONFIG
 
-Devices connect to the router as if it were the broker. The router forwards their connections under its
-own address, so that neither side needs a route. A device whose packets are delayed or lost has two
-queues, one per direction. The delay line holds the device's packets in these queues. Segments that
-devices share are shaped by the kernel (`agents.router.segments`).
+Devices connect to the router as if it were the broker. It forwards their connections under its own
+address, so that neither side needs a route. A device whose packets are delayed or lost has two queues,
+one per direction, in which the delay line holds them. Segments that devices share are shaped by the
+kernel (`agents.router.segments`).
 
 The router runs outside the devices' CPU quotas, because a delay line that waits for CPU time delivers
-late. The router holds NET_ADMIN only in the network namespace of its container, which is removed with
-the container. The router fails closed: while it does not run, no packet passes.
+late. It holds NET_ADMIN only in the network namespace of its container, which is removed with the
+container. It fails closed: while it does not run, no packet passes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agents.wire import messages
 from agents.wire.messages import DeviceOrder, MeasureOrder, MessageError, NetworkStart
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
-"""Maximum time in seconds until the name service resolves a host."""
+"""Maximum until the name service resolves a host."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks for a new address of a restarted server."""
 _USE_SECONDS = 1.0
@@ -57,15 +57,14 @@ def main() -> None:
 
 
 def impairment(link: Mapping[str, float]) -> Impairment:
-    """Return the impairment of one direction of a link. The delay is half of the link's round-trip
-    time. The link's jitter and loss are already per direction."""
+    """One direction: half of the round-trip time; jitter and loss are already per direction."""
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 
 def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
-    """Return iptables rules that forward the servers' ports on `inside`, the devices' interface, to the
-    servers on `outside`. All other packets are dropped, even if a device uses the router as its gateway.
-    `targets`: port of each server, by address."""
+    """Forward the servers' ports on `inside`, the devices' interface, to the servers on `outside`. All
+    other packets are dropped, even if a device uses the router as its gateway. `targets`: port of each
+    server, by address."""
     ways = [
         (f"-i {inside} -p {protocol}", f"--dport {port}", address, port)
         for address, port in targets.items()
@@ -84,8 +83,8 @@ def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> l
 
 
 def new_forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
-    """Return rules that replace earlier `forwarding_rules`. The POSTROUTING chain is not changed,
-    because it also has a rule of the engine's name service."""
+    """Replace earlier `forwarding_rules`, but not the POSTROUTING chain, which also has a rule of the
+    engine's name service."""
     rules = forwarding_rules(targets, inside, outside)
     stays = [rule for rule in rules if "POSTROUTING" in rule]
     return [
@@ -96,8 +95,8 @@ def new_forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) 
 
 
 def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
-    """Return iptables rules that send the packets of the device at `address` to the NFQUEUEs `up` and
-    `down`. The packets are those that the router forwards, and the ICMP echoes that measure the link."""
+    """Send the device's packets to the NFQUEUEs `up` and `down`: those that the router forwards, and the
+    ICMP echoes that measure the link."""
     return [
         f"-t mangle -A FORWARD -s {address} -j NFQUEUE --queue-num {up}".split(),
         f"-t mangle -A FORWARD -d {address} -j NFQUEUE --queue-num {down}".split(),
@@ -107,8 +106,8 @@ def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
 
 
 def iptables() -> list[str]:
-    """Return the iptables command that works with this kernel, with the option that makes it wait for
-    iptables' lock. Raises LinkError if no command works."""
+    """iptables that works with this kernel, with the option to wait for its lock. Raises LinkError if
+    none works."""
     problem = ""
     for name in _TABLES:
         command = [name, "-w"]
@@ -129,10 +128,10 @@ class Router:
         self._config = cfg
         self._links = {name: dict(cfg.links.get(name, {})) for name in cfg.addresses}
         self._queues = {name: (2 * k, 2 * k + 1) for k, name in enumerate(cfg.addresses)}
-        """Numbers of the queues (up, down), by device."""
+        """Queues (up, down), by device."""
         self._queued: set[str] = set()
-        """Devices whose packets iptables sends to their queues. The rules for a device are added when
-        its link first needs them."""
+        """Devices with iptables' rules for their queues, which are added when the link first needs
+        them."""
         self._iptables = iptables()
         self._topics = topics.Topics(cfg.run)
         self._network = Network(cfg) if cfg.attached else None
@@ -181,8 +180,7 @@ class Router:
                 self._network.close()
 
     def _targets(self, addresses: Mapping[str, str]) -> dict[str, int]:
-        """Return the port of each server, by address. `addresses`: IP address of each server, by host
-        name."""
+        """Port of each server, by address. `addresses`: IP address of each server, by host name."""
         return {addresses[host]: port for host, port in self._config.targets.items()}
 
     def _follow(self, addresses: Mapping[str, str], inside: str, outside: str) -> None:
@@ -209,8 +207,7 @@ class Router:
         self._queued.add(name)
 
     def _carry_out(self, message: ReceivedMessage) -> None:
-        """Carry out an order that changes a device's link or a segment. Called in paho's thread. If the
-        order fails, report the failure; the link then stays as it was."""
+        """In paho's thread. If an order fails, report that; the link or segment then stays as it was."""
         try:
             match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:
@@ -236,7 +233,7 @@ class Router:
             self._fail(str(error))
 
     def _measure_again(self, network: Network, names: Sequence[str]) -> None:
-        """Measure those of the segments `names` that this router shapes, and publish the result."""
+        """Measure and publish those of `names` that this router shapes."""
         try:
             if own := network.segments.keys() & names:
                 found = messages.encode(network.measure(own))
@@ -245,7 +242,7 @@ class Router:
             self._fail(str(error))
 
     def _report_use(self, network: Network) -> None:
-        """Publish the use of the segments every second."""
+        """Publish the use every second."""
         while True:
             time.sleep(_USE_SECONDS)
             try:
@@ -261,7 +258,6 @@ class Router:
         self._connection.publish(self._topics.telemetry(topics.ROUTER), messages.encode(found))
 
     def _fail(self, reason: str) -> None:
-        """Log and publish that an order failed."""
         sys.stderr.write(f"router: {reason}\n")
         failure = messages.Failure(topics.ROUTER, reason)
         self._connection.publish(self._topics.failure(topics.ROUTER), messages.encode(failure))

@@ -1,5 +1,4 @@
-"""The segments of a run at its router: their classes, their background traffic, their state, and their
-use."""
+"""The segments of a run at its router: classes, background traffic, state, and use."""
 
 from __future__ import annotations
 
@@ -19,12 +18,11 @@ from agents.router.segments import FIELDS, FIRST_LEAF, INTERFACES, Leaf, Segment
 from agents.wire.messages import NetworkProbe, NetworkUse, SegmentUse
 
 _FLOW_LEAVES = 16
-"""Number of leaves of a source of transfers. Each open transfer has a leaf of its own; further ones
-share leaves."""
+"""Leaves of a source of transfers. Each open transfer has one of its own; further ones share them."""
 
 
 class Network:
-    """Segments of the devices of a router. Methods raise LinkError and OSError."""
+    """Methods raise LinkError and OSError."""
 
     def __init__(self, cfg: RouterConfig) -> None:
         self._config = cfg
@@ -56,7 +54,7 @@ class Network:
         self._off: set[int] = set()
         """Numbers of the sources that are switched off."""
         self._cut: set[str] = set()
-        """Names of the segments that are cut."""
+        """Segments that are cut."""
         self._generator: subprocess.Popen[bytes] | None = None
         self._is_measuring = False
 
@@ -84,7 +82,7 @@ class Network:
         return found
 
     def measure(self, names: Collection[str]) -> NetworkProbe:
-        """Measure the segments `names`. The bytes of a measurement are not counted as use."""
+        """The bytes of a measurement are not counted as use."""
         self._is_measuring = True
         figures = self._shaped.measure(names)
         self._shaped.use(time.monotonic())
@@ -92,7 +90,6 @@ class Network:
         return NetworkProbe(topics.ROUTER, time.monotonic(), figures)
 
     def close(self) -> None:
-        """End the background traffic."""
         if self._generator is not None and self._generator.stdin is not None:
             self._generator.stdin.close()
             self._generator.wait()
@@ -110,8 +107,7 @@ class Network:
         return self._shaped.tree.segments
 
     def act(self, segment: str, action: SegmentAction) -> set[str]:
-        """Carry out `action` on the segment. Return the devices below the segment, whose impairments may
-        have changed."""
+        """Return the devices below the segment, whose impairments may have changed."""
         match action:
             case SetLink(changes):
                 self._shaped.change(self.segments[segment].with_changes(changes))
@@ -127,8 +123,8 @@ class Network:
         return {device for device, name in self._config.attached.items() if name in below}
 
     def use(self, now: float) -> NetworkUse | None:
-        """Return the use of the segments since the last call; None if nothing has passed, or if they are
-        being measured. Raises LinkError if the background traffic has ended."""
+        """Since the last call; None if nothing has passed, or during a measurement. Raises LinkError if
+        the background traffic has ended."""
         if self._is_measuring:
             return None
         if self._generator is not None and (code := self._generator.poll()) is not None:
@@ -178,8 +174,8 @@ class Network:
 
 
 def _used(cfg: RouterConfig) -> list[Segment]:
-    """Return the segments on the way of any of this router's devices, parents first. In a Swarm, a
-    segment is shaped by the router of the node with its devices."""
+    """Segments on the way of any of this router's devices, parents first. In a Swarm, the router of the
+    node with a segment's devices shapes it."""
     by_name: Mapping[str, Segment] = {segment.name: segment for segment in cfg.segments}
     names: set[str] = set()
     for segment in cfg.attached.values():

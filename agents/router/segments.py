@@ -42,29 +42,28 @@ from agents.wire.messages import SegmentFigures
 
 Field = Literal["src", "dst"]
 INTERFACES: Mapping[Way, str] = {"up": "segup", "down": "segdown"}
-"""IFB device of each direction."""
 _HOOKS: Mapping[Way, str] = {"up": "ingress", "down": "egress"}
 """Place at the devices' interface where packets of each direction are redirected."""
 _UNSHAPED = "protocol ip prio 1"
-"""Protocol and priority of the filters for packets that do not enter the classes."""
+"""Filters for packets that do not enter the classes."""
 FIELDS: Mapping[Way, Field] = {"up": "src", "down": "dst"}
-"""Field of a packet's IP header with the device's address."""
+"""Field of the IP header with the device's address."""
 _MIN_RATE = 8
-"""Guaranteed rate in bit/s of a class that has to borrow: the lowest rate that HTB accepts."""
+"""bit/s guaranteed to a class that has to borrow: the lowest rate that HTB accepts."""
 _FREE_BUCKET = 1_000_000
-"""Bucket in bytes of a class that does not limit the rate."""
+"""Bytes of the bucket of a class that does not limit the rate."""
 FIRST_LEAF = 0x1000
-"""Minor number of the first leaf. Segments have lower numbers."""
+"""Minor number. Segments have lower ones."""
 _MAX_NUMBER = 0xFFFE
 MAX_LEVELS = 7
-"""Maximum number of segments from a leaf to the root. HTB has eight levels, and leaves are one."""
+"""Segments from a leaf to the root. HTB has eight levels, and leaves are one."""
 _UNLIMITED_QUEUE = 16 * 2**20
-"""Length in bytes of a leaf's queue if no segment limits its rate."""
+"""Bytes of a leaf's queue if no segment limits its rate."""
 _FRAME_HEADER = bytes(12) + b"\x08\x00"
 _MIN_FRAME, _MIN_FRAMES = 64, 10
-"""Minimum size of a frame in bytes, and minimum number of frames, in a measurement."""
+"""Minimum bytes of a frame, and minimum number of frames, in a measurement."""
 _SEND_FACTOR = 1.3
-"""Rate of sending in a measurement, as a multiple of the expected rate."""
+"""Multiple of the expected rate, in a measurement."""
 _TICK_SECONDS = 0.002
 
 
@@ -75,20 +74,20 @@ class Leaf:
     number: int
     """Minor number of the class."""
     segment: str
-    """Name of the segment that the leaf is attached to."""
+    """The segment that the leaf is attached to."""
     field: Field
-    """Field of a packet's IP header by which it belongs to the leaf."""
+    """Field of the IP header by which a packet belongs to the leaf."""
     address: str
     """IPv4 address in this field."""
     is_first: bool = False
-    """Whether packets of this leaf pass before those of other leaves."""
+    """Packets of this leaf pass before those of others."""
 
 
 class SegmentTree:
     """Tree of segments, without the kernel. Raises LinkError if it does not fit the kernel's limits."""
 
     def __init__(self, segments: Sequence[Segment], leaves: Mapping[Way, Sequence[Leaf]]) -> None:
-        """`segments`: a segment comes after its parent. `leaves`: leaves of each direction."""
+        """`segments`: each after its parent. `leaves`: of each direction."""
         self.segments = {segment.name: segment for segment in segments}
         self._numbers = {name: number for number, name in enumerate(self.segments, 1)}
         self.leaves = leaves
@@ -110,7 +109,7 @@ class SegmentTree:
         return path_of(name, self.segments)
 
     def below(self, name: str) -> set[str]:
-        """Return the names of the segment `name` and of all segments below it."""
+        """`name`, and all segments below it."""
         found = {name}
         for segment in self.segments.values():  # parents come first
             if segment.parent in found:
@@ -118,7 +117,6 @@ class SegmentTree:
         return found
 
     def number(self, name: str) -> int:
-        """Return the minor number of the segment's class."""
         return self._numbers[name]
 
     def leaves_of(self, name: str, way: Way) -> list[Leaf]:
@@ -127,9 +125,8 @@ class SegmentTree:
         return [leaf for leaf in self.leaves[way] if leaf.segment in below]
 
     def commands(self, way: Way) -> list[str]:
-        """Return the lines of a tc batch that make the classes of one direction. All lines but the
-        first and the filters may be repeated with other figures: they then change the class in
-        place."""
+        """Lines of a tc batch. All but the first and the filters may be repeated with other figures,
+        which change the class in place."""
         dev = INTERFACES[way]
         lines = [f"qdisc add dev {dev} root handle 1: htb default 0"]
         for name, segment in self.segments.items():
@@ -157,7 +154,7 @@ class SegmentTree:
         return lines
 
     def _queue(self, leaf: Leaf, way: Way) -> int:
-        """Return the length of the leaf's queue in bytes: that of the slowest segment on its way."""
+        """Bytes: the queue of the slowest segment on the leaf's way."""
         limited = [one for one in self.path(leaf.segment) if one.rate(way) is not None]
         if not limited:
             return _UNLIMITED_QUEUE
@@ -187,12 +184,12 @@ class ShapedSegments:
     tree: SegmentTree
     _netlink: Netlink = field(default_factory=Netlink)
     _lines: dict[Way, list[str]] = field(default_factory=dict)
-    """Lines of tc batches that were carried out, by direction."""
+    """Lines of tc batches that were carried out."""
     _left: dict[Way, dict[int, int]] = field(default_factory=dict)
     """Bytes that had left each class at the last call of `use`, by direction and minor number."""
     _read_at: float = 0.0
     _inside: str | None = None
-    """The devices' interface while the packets of their measurements are not shaped; None otherwise."""
+    """The devices' interface while the packets of their measurements are not shaped."""
 
     def set_up(self, inside: str) -> None:
         """Make the classes, and redirect the packets of `inside`, the devices' interface, to them."""
@@ -221,7 +218,7 @@ class ShapedSegments:
             run(f"tc filter del dev {inside} {_HOOKS[way]} {_UNSHAPED}".split())
 
     def change(self, segment: Segment) -> None:
-        """Give the segment of this name new figures, in place."""
+        """Change the figures in place."""
         before = self.tree
         segments = [segment if one.name == segment.name else one for one in before.segments.values()]
         self.tree = SegmentTree(segments, before.leaves)
@@ -239,8 +236,8 @@ class ShapedSegments:
         return self._netlink.classes(socket.if_nametoindex(INTERFACES[way]))
 
     def use(self, now: float) -> tuple[float, dict[Way, dict[int, int]]]:
-        """Return the seconds since the last call, and the bytes that left each class meanwhile, by
-        direction and minor number. `now`: time on the monotonic clock, in seconds."""
+        """Seconds since the last call, and bytes that left each class, by direction and minor number.
+        `now`: monotonic time."""
         found: dict[Way, dict[int, int]] = {}
         for way in INTERFACES:
             left = {number: one.left for number, one in self._classes(way).items()}
@@ -251,9 +248,8 @@ class ShapedSegments:
         return seconds, found
 
     def measure(self, names: Collection[str]) -> list[SegmentFigures]:
-        """Measure the rate of each segment of `names` in each direction: with one leaf alone, and with
-        all its leaves at once. Both directions are measured at the same time. Nothing else may send much
-        meanwhile."""
+        """Both directions at the same time, with one leaf alone, and with all leaves at once. Nothing
+        else may send much meanwhile."""
         with ThreadPoolExecutor(len(INTERFACES)) as pool:
             measured = pool.map(partial(self._measure, names), INTERFACES)
             return [figures for found in measured for figures in found]
@@ -274,7 +270,7 @@ class ShapedSegments:
         probe: SegmentProbe[Leaf],
         load: Mapping[Leaf, float],
     ) -> float:
-        """Return the measured rate in bit/s of the segment while the leaves in `load` send."""
+        """Measured bit/s while the leaves in `load` send."""
         measured: list[float] = []
         while not is_enough(measured, load):
             measured.append(self._fill_once(sock, netlink, probe, load))
@@ -324,8 +320,8 @@ class ShapedSegments:
 
 
 def redirection(way: Way) -> list[str]:
-    """Return the tc filters that redirect the packets of one direction to the classes, except those of
-    the devices' measurements: UDP of the packet trains, and ICMP."""
+    """tc filters to the classes, except for the devices' measurements: UDP of the packet trains, and
+    ICMP."""
     hook, port = _HOOKS[way], f"{'dport' if way == 'up' else 'sport'} {packet_train.PORT} 0xffff"
     return [
         f"{hook} {_UNSHAPED} u32 match ip protocol 17 0xff match ip {port} flowid 1:1",
@@ -336,7 +332,7 @@ def redirection(way: Way) -> list[str]:
 
 
 def packet_socket(interface: str) -> socket.socket:
-    """Return a socket that sends frames on `interface`. Raises OSError."""
+    """Sends frames on `interface`. Raises OSError."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 2**20)
     sock.bind((interface, 0x0800))
@@ -345,7 +341,7 @@ def packet_socket(interface: str) -> socket.socket:
 
 
 def frame(field: Field, address: str, size: int) -> bytes:
-    """Return an Ethernet frame of `size` bytes with `address` in this field of its IP header."""
+    """Ethernet frame of `size` bytes with `address` in this field of its IP header."""
     nobody = "198.18.255.254"
     source, destination = (address, nobody) if field == "src" else (nobody, address)
     ends = socket.inet_aton(source), socket.inet_aton(destination)
@@ -354,7 +350,7 @@ def frame(field: Field, address: str, size: int) -> bytes:
 
 
 def _batch(lines: Sequence[str]) -> None:
-    """Carry out the lines of a tc batch. Raises LinkError with the first line that failed."""
+    """Raises LinkError with the first line that failed."""
     if not lines:
         return
     text = "\n".join(lines) + "\n"

@@ -17,13 +17,13 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
 REDRAW_EVERY = 10 * SECOND
 """Nanoseconds of device time after which a draw is repeated that chose too few clients."""
 _LONG_WAIT = 86_400 * SECOND
-"""Nanoseconds for which a run waits for an eligible client before it counts as stuck."""
+"""A run waits this long for an eligible client before it counts as stuck."""
 _SHOWN = 80
 """Maximum number of characters of a wrong value in an error."""
 
 
 class Draws:
-    """The draws of a run. Rules draw by `agents.rules.interface.Server.draw`."""
+    """Rules draw by `agents.rules.interface.Server.draw`."""
 
     def __init__(
         self,
@@ -32,25 +32,24 @@ class Draws:
         importance: Mapping[str, float],
         samples: Mapping[str, int],
     ) -> None:
-        """`name`: name of the selection in the topology. `importance`: importance of each client, in
-        device order. `samples`: number of training samples of each client."""
+        """`name`: in the topology. `importance`: of each client, in device order. `samples`: for
+        training."""
         self.name = name
         self._selection = selection
         self.view = ServerView({c: ClientView(p, samples.get(c, 1)) for c, p in importance.items()})
         self.now: Nanoseconds = 0
-        """Device time of the present input, in nanoseconds."""
+        """Device time of the present input."""
         self._none_since: Nanoseconds | None = None
-        """Time since which draws have chosen nobody; None if the last draw chose a client."""
+        """Since when draws have chosen nobody; None if the last one chose a client."""
         self._is_unfilled = False
-        """Whether a draw since the last `pop_records` chose fewer clients than the rule wanted and were
-        idle."""
+        """A draw since the last `pop_records` chose fewer clients than the rule wanted and were idle."""
         self._eligible: dict[str, None] = {}
         """Clients that were eligible at the last draw."""
         self._records: list[events.ClientsDrawn | events.Note] = []
 
     @property
     def waits(self) -> bool:
-        """Whether the last draw chose nobody, and draws have chosen nobody for less than a day."""
+        """The last draw chose nobody, but not yet for a day."""
         return self._none_since is not None and self.now - self._none_since < _LONG_WAIT
 
     def draw(
@@ -63,9 +62,8 @@ class Draws:
         *,
         replacement: bool,
     ) -> list[str]:
-        """Return the clients that the selection chooses. The arguments are those of `Server.draw`, and
-        the version of the global model. Raises DeclarationError if the selection returns clients that
-        it must not choose."""
+        """Arguments of `Server.draw`, and the version of the global model. Raises DeclarationError if
+        the selection returns clients that it must not choose."""
         view = self.view
         view.at, view.version = to_seconds(self.now), version
         eligible = self._checked("eligible", self._selection.eligible(idle, view), idle)
@@ -98,8 +96,8 @@ class Draws:
         return chosen
 
     def note_update(self, client: str, *, loss: float, took: Nanoseconds, staleness: int) -> None:
-        """Record a valid update of `client`. `loss`: loss that the client reported; it is ignored unless
-        it is finite and at least 0. `took`: duration of the round in ns."""
+        """A valid update. `loss`: as reported; ignored unless finite and at least 0. `took`: duration of
+        the round."""
         seen, seconds = self.view.clients[client], to_seconds(took)
         seen.updates += 1
         seen.loss = loss if 0 <= loss < math.inf else None
@@ -109,20 +107,19 @@ class Draws:
         seen.staleness = staleness
 
     def note_battery(self, client: str, level: float, at: float) -> None:
-        """Record the battery level that `client` reported at device time `at`, in seconds. A level
-        outside of 0 to 1, or of a device that does not train, is ignored."""
+        """`at`: device time in seconds. A level outside of 0 to 1, or of a device that does not train,
+        is ignored."""
         if 0 <= level <= 1 and client in self.view.clients:
             seen = self.view.clients[client]
             seen.battery, seen.battery_at = level, at
 
     def note_join(self, client: str) -> None:
-        """Record that `client` joined: its battery level is unknown, because it may have been charged
-        meanwhile."""
+        """The battery level is unknown, because it may have been charged meanwhile."""
         self.view.clients[client].battery = None
 
     def pop_records(self) -> tuple[list[events.ClientsDrawn | events.Note], bool]:
-        """Return the records since the last call, and whether a draw since then chose too few clients
-        and must be repeated."""
+        """Records since the last call, and whether a draw since then chose too few clients and must be
+        repeated."""
         records, self._records = self._records, []
         is_unfilled, self._is_unfilled = self._is_unfilled, False
         return records, is_unfilled
@@ -152,9 +149,8 @@ class Draws:
         *,
         repeats: bool = False,
     ) -> list[str]:
-        """Return the clients that the selection's `method` returned. Raises DeclarationError if they are
-        not a list, more than `count`, or not all in `allowed`, or if one of them is there twice and
-        `repeats` is false."""
+        """Clients that the selection's `method` returned. Raises DeclarationError if they are not a
+        list, more than `count`, not all in `allowed`, or if one is there twice without `repeats`."""
         if returned is allowed and count is None:
             return [*allowed]
         what = f"{method} of the selection {self.name} returned"

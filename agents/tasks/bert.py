@@ -92,7 +92,7 @@ def _imported(package: str) -> Any:
 
 
 def _classifier(size: str) -> torch.nn.Module:
-    """Return a BERT with a head for two classes. It has no dropout, so that runs are reproducible."""
+    """BERT with a head for two classes, without dropout, so that runs are reproducible."""
     transformers = _imported("transformers")
     dimensions = _SIZES[size]
     config = transformers.BertConfig(
@@ -116,7 +116,7 @@ def _on_tokens(classifier: torch.nn.Module) -> torch.nn.Module:
             self.classifier = classifier
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """Map tokens, shape (batch, length), to scores, shape (batch, 2)."""
+            """Tokens, shape (batch, length), to scores, shape (batch, 2)."""
             tokens = x.long()
             outputs = self.classifier(input_ids=tokens, attention_mask=(tokens != 0).long())
             scores: torch.Tensor = outputs.logits

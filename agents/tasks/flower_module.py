@@ -1,4 +1,4 @@
-"""The torch module of `agents.tasks.flower`. It exchanges Flower's messages with the ClientApp."""
+"""The torch module of `agents.tasks.flower`, which exchanges Flower's messages with the ClientApp."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ _TRAIN_LOSS = ("train_loss", "loss")
 _LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
 _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
 _EXAMPLES = ("num-examples", "num_examples")
-"""Names under which apps report four figures: the training loss, the loss, the accuracy and the number
-of examples. If a reply has several names for a figure, the first one is used. If a reply has no name for
-a loss or an accuracy, the metric is used whose name alone contains the word in `_PARTS`."""
+"""Names under which apps report four figures: training loss, loss, accuracy, number of examples; the
+first one in a reply is used. Without a name for a loss or an accuracy, it is the metric whose name alone
+contains the word in `_PARTS`."""
 _PARTS = {"loss": "loss", "accuracy": "acc"}
-"""Word by which the name of a loss or an accuracy is recognised."""
+"""Word in the name of a loss or an accuracy."""
 _ROUND = "{round}"
 """Value in `app_config` that stands for the number of the training."""
 _SECURE_MODS = frozenset({"secagg_mod", "secaggplus_mod"})
 _CLIPPING_MODS = frozenset({"fixedclipping_mod", "adaptiveclipping_mod"})
 _CLIPPING_NORM = "clipping_norm"
-"""Key of the config in which a strategy sends the bound of Flower's clipping mods."""
+"""Key by which a strategy sends the bound of Flower's clipping mods."""
 _EVALUATE = 'write evaluate: "my_app.server_app:global_evaluate", a function that evaluates the model'
 _LIFETIME_SECONDS = 43_200.0
-"""Lifetime of a message in seconds, Flower's default. Flower requires a lifetime, but it has no effect
-here."""
+"""Lifetime of a message, Flower's default: required, but without effect here."""
 _NET = 'Set net to what makes the initial model, as in net: "my_app.task:Net"'
 _RUN = 1
 _SERVER = 1
-"""Ids, in Flower's messages, of the run and of the server's node. The node of partition k has the id k +
+"""Id of the run and of the server's node in Flower's messages. The node of partition k has the id k +
 2."""
 
 
@@ -66,15 +65,14 @@ class FlowerModule(torch.nn.Module):
         self._metrics, self._partitions = metrics, partitions
         self._contexts: dict[int, flower.Context] = {}
         self._trainings: dict[int, int] = {}
-        """Number of trainings that each partition has started."""
+        """Trainings that each partition has started."""
         arrays, buffers = self._initial_arrays(initial)
         self._positive = {
             name for name, array in arrays.items() if array.dtype.kind == "f" and (array > 0).all()
         } - buffers
-        """Parameters all of whose values have been above 0 in the initial model and in all replies."""
+        """Parameters whose values were all above 0 in the initial model and in all replies."""
         self._places: dict[str, tuple[torch.nn.Module, str]] = {}
-        """Submodule that holds each array, and the array's name in that submodule. The arrays are in
-        Flower's order."""
+        """Submodule of each array, and its name there, in Flower's order."""
         self._dtypes = {name: array.dtype for name, array in arrays.items()}
         for name, array in arrays.items():
             holder: torch.nn.Module = self
@@ -92,10 +90,9 @@ class FlowerModule(torch.nn.Module):
             self._places[name] = holder, last
 
     def forward(self, partitions: torch.Tensor) -> torch.Tensor:
-        """Return the loss and the accuracy that are reported for each partition, shape (n, 2). Both are
-        scaled by the partition's number of examples, so that the mean over partitions is the mean over
-        all examples. A row of `partitions`, shape (n, 2), has the index of a partition and the total
-        number of partitions."""
+        """Loss and accuracy of each partition, shape (n, 2), scaled by its number of examples, so that
+        the mean over partitions is that over all examples. A row of `partitions`, shape (n, 2): index of
+        a partition, and total number."""
         if self._evaluate_fn is None:
             rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
         else:
@@ -108,8 +105,8 @@ class FlowerModule(torch.nn.Module):
         return torch.where(examples > 0, reported * (examples / examples.mean()), 0.0)
 
     def fit(self, partition: int, partitions: int, lr: float) -> float:
-        """Let the app train the arrays in place on partition number `partition` of `partitions`. Return
-        the loss that the app reports; NaN if it reports no loss."""
+        """Let the app train the arrays in place. Return the loss that it reports; NaN if it reports
+        none."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
         self._report_negative()
         content = self._request("train", partition, partitions, {"lr": lr, **self._config(number)})
@@ -134,7 +131,7 @@ class FlowerModule(torch.nn.Module):
             )
 
     def _initial_arrays(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
-        """Return the initial arrays by name, and the names of the arrays that are buffers."""
+        """Arrays by name, and the names of those that are buffers."""
         if initial is None:
             if not _has_client_fn(self._app):
                 raise ValueError(
@@ -168,9 +165,8 @@ class FlowerModule(torch.nn.Module):
         )
 
     def _evaluate(self, partition: int, partitions: int) -> tuple[float, float, float]:
-        """Return the loss, the accuracy and the number of examples that the app reports for a partition.
-        A missing loss is 1 − accuracy, a missing accuracy is NaN, and a missing number of examples is
-        1."""
+        """Loss, accuracy and number of examples that the app reports. A missing loss is 1 − accuracy, a
+        missing accuracy NaN, a missing number of examples 1."""
         try:
             content = self._request("evaluate", partition, partitions, self._config(0))
         except NotImplementedError as error:
@@ -182,8 +178,7 @@ class FlowerModule(torch.nn.Module):
         return (*self._loss_and_accuracy(values), examples)
 
     def _evaluate_globally(self) -> tuple[float, float, float]:
-        """Return the loss and the accuracy that the function `evaluate` reports, and 1 as the number of
-        examples."""
+        """Loss and accuracy of the function `evaluate`, and 1 as the number of examples."""
         required = len(_required(self._evaluate_fn))
         if required == 2:
             record = flower.ArrayRecord({name: flower.Array(array) for name, array in self._present()})
@@ -201,9 +196,8 @@ class FlowerModule(torch.nn.Module):
         return (*self._loss_and_accuracy(_only_numbers(reported) | values), 1.0)
 
     def _loss_and_accuracy(self, values: Mapping[str, float]) -> tuple[float, float]:
-        """Return the loss and the accuracy among the reported `values`. A missing accuracy is NaN. A
-        missing loss is 1 − accuracy. Raises ValueError if several metrics may be the loss or the
-        accuracy."""
+        """A missing accuracy is NaN, a missing loss is 1 − accuracy. Raises ValueError if several
+        metrics may be the loss or the accuracy."""
         named_loss, named_accuracy = self._metrics
         loss = _find("loss", named_loss, _LOSS, values)
         accuracy = _find("accuracy", named_accuracy, _ACCURACY, values)
@@ -216,8 +210,8 @@ class FlowerModule(torch.nn.Module):
         return 1 - accuracy if loss is None else loss, accuracy
 
     def _config(self, number: int) -> dict[str, Any]:
-        """Return the config of a message: the number of the training under the names that apps use, and
-        the entries of `app_config`. `number` is 0 for an evaluation."""
+        """Number of the training under the names that apps use, and `app_config`. `number`: 0 for an
+        evaluation."""
         numbers = dict.fromkeys(("server-round", "server_round", "current_round"), number)
         own = {key: number if value == _ROUND else value for key, value in self._app_config.items()}
         return numbers | own
@@ -225,9 +219,8 @@ class FlowerModule(torch.nn.Module):
     def _request(
         self, kind: str, partition: int, partitions: int, config: Mapping[str, Any]
     ) -> flower.RecordDict:
-        """Send a message of the kind `kind` with the present arrays to the app, and return the content
-        of the reply. Raises NotImplementedError if the app's client does not support this kind of
-        message."""
+        """Send a message with the present arrays; return the reply. Raises NotImplementedError if the
+        app's client does not support this kind."""
         context = self._context(partition, partitions)
         try:
             reply = self._app(_message(kind, partition, self._content(kind, config)), context)
@@ -256,8 +249,7 @@ class FlowerModule(torch.nn.Module):
         return self._contexts[partition]
 
     def _content(self, kind: str, config: Mapping[str, Any]) -> flower.RecordDict:
-        """Return the content of a message in the format of the app: the format of NumPyClient and
-        Client, or the format of the message API."""
+        """In the format of NumPyClient and Client, or of the message API."""
         settings = flower.ConfigRecord(dict(config))
         if kind == "get_parameters":
             return flower.RecordDict({"getparametersins.config": settings})
@@ -298,8 +290,8 @@ class FlowerModule(torch.nn.Module):
 
 
 def _statistics(arrays: Mapping[str, Any]) -> set[str]:
-    """Return the names of BatchNorm's running means and variances among arrays without a torch module.
-    In the order of a module's state, its count of batches, a single whole number, follows the two."""
+    """BatchNorm's running means and variances among arrays without a torch module: a single whole
+    number, the count of batches, follows the two in the order of a module's state."""
     names = list(arrays)
     found: set[str] = set()
     for mean, variance, count in zip(names, names[1:], names[2:], strict=False):
@@ -311,8 +303,7 @@ def _statistics(arrays: Mapping[str, Any]) -> set[str]:
 
 
 def client_app(candidate: Any) -> Any:
-    """Return `candidate` if it is a ClientApp. If `candidate` is a function, return the ClientApp that
-    the function returns. Raises ValueError if there is no ClientApp."""
+    """`candidate`, or what it returns if it is a function. Raises ValueError if that is no ClientApp."""
     app = candidate
     if not isinstance(candidate, ClientApp) and callable(candidate) and not _required(candidate):
         app = candidate()
@@ -327,7 +318,7 @@ def client_app(candidate: Any) -> Any:
 def check_app(candidate: Any, evaluate: Any, app_config: Mapping[str, Any]) -> None:
     """Raise ValueError if `candidate` is not a ClientApp that trains, that can be evaluated, and that
     does without Flower's server. `evaluate`: function that evaluates the global model; None if the app
-    evaluates the model. `app_config`: config that is sent with each message."""
+    does. `app_config`: sent with each message."""
     app = client_app(candidate)
     mods = {str(getattr(mod, "__name__", "")) for mod in getattr(app, "_mods", ())}
     for mod in sorted(mods & _SECURE_MODS):
@@ -359,15 +350,15 @@ def check_app(candidate: Any, evaluate: Any, app_config: Mapping[str, Any]) -> N
 
 
 def _required(function: Any) -> list[str]:
-    """Return the names of the function's parameters that have no default value."""
+    """Parameters that have no default value."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in parameters if one.default is one.empty and one.kind not in kinds]
 
 
 def _has_client_fn(app: Any) -> bool:
-    """Whether the app was made from a client_fn and not with the message API. Flower has no public
-    attribute that shows this."""
+    """The app was made from a client_fn, not with the message API. Flower has no public attribute that
+    shows this."""
     return getattr(app, "_call", None) is not None
 
 
@@ -387,7 +378,7 @@ def _arrays(content: flower.RecordDict) -> flower.ArrayRecord:
 
 
 def _numbers(content: flower.RecordDict) -> dict[str, float]:
-    """Return the metrics of a reply that are single numbers, by name."""
+    """Metrics of a reply that are single numbers."""
     values: dict[str, float] = {}
     for record in (*content.config_records.values(), *content.metric_records.values()):
         values |= _only_numbers(record)
@@ -403,7 +394,7 @@ def _only_numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _only(values: Iterable[str], *parts: str) -> str | None:
-    """Return the only name in `values` that contains all `parts`; None if there is none, or several."""
+    """The only one that contains all `parts`; None if there is none, or several."""
     found = [name for name in values if all(part in name.lower() for part in parts)]
     return found[0] if len(found) == 1 else None
 
@@ -414,11 +405,8 @@ def _find(
     usual: Sequence[str],
     values: Mapping[str, float],
 ) -> float | None:
-    """Return the metric in `values` that is the loss or the accuracy; None if there is none.
-
-    `named`: name that the topology gives. `usual`: names that apps use. Raises ValueError if the metric
-    `named` is missing, or if several metrics may be the loss or the accuracy.
-    """
+    """The loss or accuracy in `values`; None if there is none. `named`: by the topology. `usual`: by
+    apps. Raises ValueError if `named` is missing, or several metrics may be it."""
     there = ", ".join(values) or "none"
     if named is not None:
         if named in values:

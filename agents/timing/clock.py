@@ -14,14 +14,13 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 _TIMES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter", "seconds")
 _RATES = ("up", "down", "full", "reach", "alone", "together")
 _POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
-"""Exponent n of each field of a link or sample: the value in host time is the value in device time ×
-dilationⁿ. In host time, durations are longer and rates are lower. Fields without an entry have the same
-value in both times. CPU seconds are such a field, because a CPU share is CPU seconds of the host per
-device second."""
+"""Exponent n of each field of a link or sample: the value in host time is that in device time ×
+dilationⁿ: durations are longer, rates are lower. Other fields are the same, such as CPU seconds, because
+a CPU share is CPU seconds of the host per device second."""
 
 
 def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """Convert the fields of a link or of a sample from device time to host time."""
+    """Fields of a link or of a sample."""
 
     def converted(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -34,37 +33,31 @@ def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def in_device_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """Convert the fields of a link or of a sample from host time to device time."""
     return in_host_time(values, 1 / dilation)
 
 
 class DeviceClock:
-    """The device time of a run.
-
-    `dilation` is the number of host seconds per device second. `aggregators` is the path of a file with
-    an estimate (`agents.timing.clock_sync`) of the clock of the aggregator's host. Device time follows
-    that clock, and the file is read again when it changes. If `aggregators` is None, device time follows
-    this host's clock.
-    """
+    """`dilation`: host seconds per device second. `aggregators`: path of a file with an estimate
+    (`agents.timing.clock_sync`) of the clock of the aggregator's host, which device time follows, and
+    which is read again when it changes; None for this host's clock."""
 
     def __init__(self, dilation: float, aggregators: str | None = None) -> None:
         self._dilation = dilation
         self._path = aggregators
         self._estimate: Estimate | None = None
         self._read = 0
-        """Modification time of the file when it was last read, in ns."""
+        """Modification time of the file when last read, in ns."""
         self._shown: Nanoseconds = 0
-        """Latest time, on the clock that device time follows, for which a device time was returned."""
+        """Latest time of that clock for which a device time was returned."""
 
     def now(self) -> Nanoseconds:
-        """Return the device time in nanoseconds since a moment that is the same for all processes of the
-        run. The device time never goes back, even if a new estimate shows an earlier time."""
+        """Since a moment that is the same for all processes of the run. It never goes back, even if a
+        new estimate shows an earlier time."""
         return self.at(time.monotonic_ns(), now=True)
 
     def at(self, monotonic: Nanoseconds, *, now: bool = False) -> Nanoseconds:
-        """Return the device time when this host's monotonic clock shows `monotonic`, both in
-        nanoseconds. If `now` is true, `monotonic` is the current time, and the result is at least as
-        late as all previous results."""
+        """Device time when this host's clock shows `monotonic`. If `now`, that is the current time, and
+        the result is at least as late as all previous ones."""
         if self._path is not None:
             monotonic = self._of_aggregator(monotonic, self._path)
             if now:
@@ -82,5 +75,5 @@ class DeviceClock:
         return self._estimate.other(monotonic)
 
     def takes(self, duration: Nanoseconds) -> float:
-        """Return the host seconds that `duration` of device time takes."""
+        """Host seconds."""
         return to_seconds(duration) * self._dilation

@@ -1,10 +1,10 @@
-"""Clock synchronisation: estimate another node's clock from questions and answers, as NTP does.
+"""Estimate of another node's clock from questions and answers, as NTP does.
 
 In each exchange, the other clock is read between the sending of the question and the arrival of the
-answer. The best estimate is that it was read at the middle of these two times. The error of this
-estimate is at most half of the round trip. So the exchanges with the shortest round trips are the most
-accurate. Clocks drift. The drift is assumed to be constant over the window, so a line is fitted through
-the best exchange of each second, weighted by accuracy.
+answer. The best estimate is the middle of these two times, with an error of at most half of the round
+trip. So the exchanges with the shortest round trips are the most accurate. Clocks drift, by assumption
+constantly over the window, so a line is fitted through the best exchange of each second, weighted by
+accuracy.
 
 This module needs only Python 3.9, because it is sent to nodes and real devices as it is. All times are
 whole nanoseconds.
@@ -21,33 +21,31 @@ LARGEST_ERROR = 0.1
 """Seconds by which times converted with an estimate may be wrong. On a busy host an estimate can be
 wrong by more than a message takes."""
 _SLOT = 10**9
-"""Length of a slot, in ns. Only the exchange with the shortest round trip in each slot is used."""
+"""Length of a slot, of which only the exchange with the shortest round trip is used."""
 _SLOTS = 120
-"""Maximum number of slots that are kept. The oldest slot is dropped first."""
+"""Maximum number of slots that are kept; the oldest is dropped first."""
 _MAX_DRIFT = 200e-6
-"""Maximum drift between two quartz clocks, in seconds per second. This drift is assumed until the actual
-drift is known."""
+"""Between two quartz clocks, in seconds per second: assumed until the actual drift is known."""
 _MIN_SPAN = 5 * 10**9
-"""Minimum time between first and last exchange to estimate the drift, in ns. Over shorter times, the
-uncertainty of the round trips is larger than the drift."""
+"""Minimum time between first and last exchange to estimate the drift. Over shorter times, the
+uncertainty of the round trips is larger."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Linear estimate of the other clock. When this node's clock shows `own`, the other clock shows own
-    + offset + drift × (own − at)."""
+    """When this node's clock shows `own`, the other shows own + offset + drift × (own − at)."""
 
     at: int
-    """Reference time on this node's clock, in ns."""
+    """Reference time on this node's clock."""
     offset: int
-    """Other clock minus this node's clock at the time `at`, in ns."""
+    """Other clock minus this node's at `at`."""
     drift: float
-    """Drift of the other clock against this node's clock, in seconds per second."""
+    """Seconds per second, against this node's clock."""
     uncertainty: int
-    """Maximum error of a converted time, in ns."""
+    """Maximum error of a converted time."""
 
     def other(self, own: int) -> int:
-        """Return the time of the other clock, in ns, when this node's clock shows `own`."""
+        """Other clock when this node's shows `own`."""
         return own + self.offset + round(self.drift * (own - self.at))
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,11 +59,11 @@ class Estimate:
 @dataclass(frozen=True)
 class _ClockReading:
     at: int
-    """Middle between question and answer, on this node's clock, in ns."""
+    """Middle between question and answer, on this node's clock."""
     offset: int
-    """Other clock minus `at`, in ns."""
+    """Other clock minus `at`."""
     half: int
-    """Half of the round trip, in ns: the maximum error of `offset`."""
+    """Half of the round trip: the maximum error of `offset`."""
 
 
 @dataclass
@@ -75,8 +73,8 @@ class Exchanges:
     _best: deque[_ClockReading] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 
     def add(self, asked: int, other: int, answered: int) -> None:
-        """Add an exchange. The question was sent at `asked`, and the answer arrived at `answered`, both
-        in ns on this node's clock. In between, the other clock showed `other`, in ns."""
+        """Question at `asked`, answer at `answered` on this node's clock; in between, the other showed
+        `other`."""
         middle = (asked + answered) // 2
         new = _ClockReading(middle, other - middle, (answered - asked + 1) // 2)
         if not self._best or new.at // _SLOT != self._best[-1].at // _SLOT:
@@ -85,7 +83,7 @@ class Exchanges:
             self._best[-1] = new
 
     def estimate(self) -> Estimate | None:
-        """Return the estimate from the exchanges that are kept; None before the first exchange."""
+        """None before the first exchange."""
         if not self._best:
             return None
         best = list(self._best)

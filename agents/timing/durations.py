@@ -22,20 +22,18 @@ from agents.config import DrawnDuration
 
 Seconds = Annotated[float, "s"]
 _MAX_SIGMA = 30.0
-"""Maximum `sigma` of a lognormal distribution. Up to this value, the mean and the drawn durations are
-finite."""
+"""Up to this `sigma`, the mean and the drawn durations of a lognormal distribution are finite."""
 
 
 class DurationDistribution(Protocol):
-    """The parameters of a distribution on [0, ∞). The constructor raises ValueError if they are
-    invalid."""
+    """On [0, ∞). The constructor raises ValueError for invalid parameters."""
 
     @property
     def expectation(self) -> float:
-        """Mean, in seconds; infinite if the distribution has no finite mean."""
+        """Seconds; infinite if the distribution has no finite mean."""
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
-        """Return a function that draws the next duration, in seconds, at each call."""
+        """Seconds of the next duration at each call."""
 
 
 @dataclass(frozen=True)
@@ -205,15 +203,12 @@ DISTRIBUTIONS: dict[str, type[DurationDistribution]] = {
 
 
 def vary(duration: DrawnDuration | None) -> bool:
-    """Whether durations drawn from `duration` may differ from each other."""
     return duration is not None and duration.distribution != "constant"
 
 
 def sampler(duration: DrawnDuration, rng: np.random.Generator) -> Callable[[], float]:
-    """Return a function that draws the next duration at each call, in seconds. A duration is at least 0.
-
-    Raises ValueError for an unknown distribution, TypeError or ValueError for invalid parameters.
-    """
+    """Seconds, at least 0, at each call. Raises ValueError for an unknown distribution, TypeError or
+    ValueError for invalid parameters."""
     distribution = DISTRIBUTIONS.get(duration.distribution)
     if distribution is None:
         raise ValueError(

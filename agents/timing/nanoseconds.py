@@ -7,7 +7,7 @@ topologies and records use seconds, which are converted when they are read or wr
 from __future__ import annotations
 
 Nanoseconds = int
-"""A moment or a duration, in whole nanoseconds."""
+"""Moment or duration."""
 
 SECOND: Nanoseconds = 1_000_000_000
 
@@ -22,6 +22,5 @@ def to_seconds(nanoseconds: Nanoseconds) -> float:
 
 
 def next_multiple(period: Nanoseconds, after: Nanoseconds) -> Nanoseconds:
-    """Return the time of the next tick after `after`. Ticks are at the multiples of `period`, which is
-    above 0."""
+    """First multiple of `period`, which is above 0, after `after`."""
     return (after // period + 1) * period

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 
 def make_realtime() -> None:
-    """Give the calling thread real-time priority, so that it runs without delay even if all cores are
-    busy. Does nothing without CAP_SYS_NICE."""
+    """The calling thread runs without delay even if all cores are busy. No effect without
+    CAP_SYS_NICE."""
     if sys.platform == "linux":
         with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -1,10 +1,10 @@
-"""Control messages: all messages between controller, inits, router, aggregator and clients, except
-models, updates, and the keys, shares and sums of secure aggregation (docs/concepts/wire.md).
+"""Control messages: all between controller, inits, router, aggregator and clients, except models,
+updates, and the keys, shares and sums of secure aggregation (docs/concepts/wire.md).
 
 `decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size
 and the JSON. Exactly the expected fields must be present, with the right types, ranges and lengths, and
 a message must be about the device of its topic. Control characters in texts are escaped. `encode`
-applies the same checks before a message is sent.
+applies the same checks before sending.
 
 On the wire, an order to the aggregator (on `control/`) is a JSON object with the order's name in the
 field `do`. Orders to devices, telemetry and reports are JSON objects without `do`. A failure is sent as
@@ -37,18 +37,17 @@ _MAX_SECONDS = 1e10
 _MAX_COUNT = 2**63 - 1
 MAX_WATTS = 1e12
 NO_LIMIT = -1
-"""Value of a limit that is not set: quota, memory or swap of a control group."""
+"""Quota, memory or swap of a control group that is not set."""
 MAX_SUMMANDS = 500
 """Maximum number of updates in one secure sum, so that the request for the sum fits into a message."""
 
 
 class MessageError(Exception):
-    """A payload that is not a valid message for its topic; the text describes the error."""
+    """The text describes what is invalid."""
 
 
 RemoteAction = SetLink | SetBackground | EnergyAction | Switching
-"""Actions that a device's init or the router carries out. CPU limits are set by the controller
-itself."""
+"""By a device's init or the router. The controller sets CPU limits itself."""
 State = Literal["joining", "ready", "over", "offline"]
 ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand", "battery"]
@@ -58,7 +57,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Name = Annotated[str, Meta(pattern=rf"\A{topics.NAME}\Z")]
 Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
-"""Seconds of device time. Slightly negative values occur when the host's clock is adjusted."""
+"""Slightly negative when the host's clock is adjusted."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
@@ -71,21 +70,21 @@ Cpuset = Annotated[
         pattern=r"\A(([0-9]{1,5}(-[0-9]{1,5})?)(,[0-9]{1,5}(-[0-9]{1,5})?)*)?\Z",
     ),
 ]
-"""List of core numbers, such as `0,2-3`."""
+"""Core numbers, such as `0,2-3`."""
 Limit = Annotated[int, Meta(ge=NO_LIMIT, le=_MAX_COUNT)]
 
 
 class _Fields(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object. A field whose value is None is omitted or null."""
+    """A field whose value is None is omitted or null."""
 
 
 def _order_name(class_name: str) -> str:
-    """Return the value of the field `do` for an order's class, such as `start` for `StartOrder`."""
+    """`do` of an order's class, such as `start` for `StartOrder`."""
     return class_name.removesuffix("Order").lower()
 
 
 class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=_order_name):
-    """An order to the aggregator. Its JSON object has the order's name in the field `do`."""
+    """The order's name is in the field `do`."""
 
 
 class StartOrder(_AggregatorOrder, frozen=True):
@@ -97,7 +96,7 @@ class StopOrder(_AggregatorOrder, frozen=True):
 
 
 class LogOrder(_AggregatorOrder, frozen=True):
-    """Order to the aggregator: record an action on a device, as `agents.events.Acted`."""
+    """Record an action on a device, as `agents.events.Acted`."""
 
     at: DeviceTime
     """Device time of the action, in seconds."""
@@ -106,12 +105,11 @@ class LogOrder(_AggregatorOrder, frozen=True):
     lateness: DeviceTime
     """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
-    """The action's JSON form (`agents.device_actions`)."""
+    """JSON form (`agents.device_actions`)."""
 
 
 class NoteOrder(_AggregatorOrder, frozen=True):
-    """Order to the aggregator: record a note for people who read the run's events, as
-    `agents.events.Note`."""
+    """Record a note for people who read the run's events, as `agents.events.Note`."""
 
     message: Text
 
@@ -120,7 +118,7 @@ class NoteOrder(_AggregatorOrder, frozen=True):
 
 
 class EnergyOrder(_AggregatorOrder, frozen=True):
-    """Order to the aggregator: record the energy of a round, as `agents.events.RoundEnergy`."""
+    """Record the energy of a round, as `agents.events.RoundEnergy`."""
 
     at: DeviceTime
     client: Name
@@ -131,8 +129,8 @@ class EnergyOrder(_AggregatorOrder, frozen=True):
 
 
 class DisruptOrder(_AggregatorOrder, frozen=True):
-    """Order to the aggregator: record a disruption of the run from `since` to `at`, as
-    `agents.events.Disrupted`. Times are seconds of the host's monotonic clock."""
+    """Record a disruption, as `agents.events.Disrupted`. Times are seconds of the host's monotonic
+    clock."""
 
     at: Seconds
     since: Seconds
@@ -143,75 +141,70 @@ class DisruptOrder(_AggregatorOrder, frozen=True):
 
 
 class DeviceOrder(_Fields, frozen=True):
-    """Order to the init of `device`, or to the router: carry out `action` on the device. For the router,
-    `device` may be a segment."""
+    """Order to the init of `device`, or to the router, for which `device` may be a segment."""
 
     device: Name
     action: RemoteAction
 
 
 class LimitsRequest(_Fields, frozen=True):
-    """Request to the init of `device`: read the limits of its container now, and send LimitsRead."""
+    """Have the init of `device` read the limits of its container now, and send LimitsRead."""
 
     device: Name
 
 
 class MeasureOrder(_Fields, frozen=True):
-    """Order to the init of a device, or to the router: measure the device's link, or segments, again
-    before the run clock starts. A router measures those of the segments that it shapes."""
+    """Have the init of a device, or the router, measure the link, or those segments that it shapes,
+    before the run clock starts."""
 
     measure: Sequence[Name]
-    """Name of the device, or of the segments."""
+    """The device, or the segments."""
 
 
 class QueueUse(_Fields, frozen=True):
-    """Totals of one queue of a link, uplink or downlink, over the time during which packets waited in
-    the queue."""
+    """Totals of one queue of a link, over the time during which packets waited in it."""
 
     busy: Seconds
-    """Seconds during which packets waited."""
+    """Seconds."""
     left: Count
-    """Number of bytes that left the queue while packets waited."""
+    """Bytes."""
     allowed: Count
-    """Number of bytes that the link's rate allows in the time during which packets waited."""
+    """Bytes that the link's rate allows in this time."""
 
 
 class EnergyFigures(_Fields, frozen=True, kw_only=True):
-    """Energy of a device. Totals are in joules since the start of the run clock."""
+    """Totals are in joules since the start of the run clock."""
 
     consumed: Joules
-    """Energy that the device has consumed, `transferred` included."""
+    """Includes `transferred`."""
     transferred: Joules
     """Energy that the device has consumed to send and receive bytes."""
     power: Watts
-    """Mean power of the device in watts since its previous sample."""
+    """Mean since the previous sample."""
     is_on: bool = True
-    """Whether the device has power."""
     level: Share | None = None
     """Level of the battery, from 0 to 1; None if the device has no battery."""
     supplied: Joules | None = None
-    """Energy from the charger that the device has consumed or stored; None if the device has no
-    battery."""
+    """From the charger, consumed or stored; None without a battery."""
     charging: Watts | None = None
-    """Power in watts that the charger offers now; None if the device has no battery."""
+    """Offered by the charger now; None without a battery."""
 
 
 class EnergyStart(_Fields, frozen=True):
-    """Order to the init of `device`: count the device's energy. It is sent at each start of the run
-    clock."""
+    """Have the init of `device` count its energy, at each start of the run clock."""
 
     device: Name
     epoch: DeviceTime
-    """Time in seconds on the monotonic clock of the aggregator's host at device time 0."""
+    """Monotonic time of the aggregator's host at device time 0."""
     at: Seconds = 0.0
-    """Device time of the start, in seconds."""
+    """Device time of the start."""
     energy: EnergyFigures | None = None
     """Energy at the end of the run's earlier segment; None if the run was not resumed."""
 
 
 class EnergySample(_Fields, frozen=True):
-    """Energy of a device until `at`: seconds on the host's monotonic clock, in virtual time seconds of
-    device time since the start of the run clock."""
+    """`at`: seconds on the host's monotonic clock, in virtual time seconds of device time since the
+    start of the run clock."""
 
     device: Name
     at: Seconds
@@ -219,69 +212,62 @@ class EnergySample(_Fields, frozen=True):
 
 
 class PowerSwitch(_Fields, frozen=True):
-    """`device` has powered off because its battery is too low, or has started again. `at`: seconds on
-    the host's monotonic clock."""
+    """Because the battery is too low, or charged. `at`: seconds on the host's monotonic clock."""
 
     device: Name
     at: Seconds
     powered: bool
-    """Whether the device has power now."""
     level: Share
     """Level of the battery, from 0 to 1."""
 
 
 class UsageSample(_Fields, frozen=True, kw_only=True):
-    """Telemetry of a device: totals until `at`, a time in seconds on the host's monotonic clock. The
-    totals count from the start of the container, except `ran` and `waited`, which count from the start
-    of the client's process. A total is None if this host does not count it."""
+    """Telemetry of a device until `at`, in seconds on the host's monotonic clock. Totals count from the
+    start of the container, `ran` and `waited` from that of the client's process; None if this host does
+    not count them."""
 
     device: Name
     at: Seconds
     cpu: Seconds
-    """Seconds of CPU time."""
     periods: Count | None = None
-    """Number of periods of the CPU quota."""
+    """Periods of the CPU quota."""
     throttled_periods: Count | None = None
-    """Number of periods in which the device was throttled."""
+    """Periods in which the device was throttled."""
     throttled: Seconds | None = None
-    """Seconds during which the device was throttled."""
     ran: Seconds | None = None
-    """Seconds during which the client's main thread, which trains, was on a CPU."""
+    """Seconds of the client's main thread, which trains, on a CPU."""
     waited: Seconds | None = None
-    """Seconds during which the client's main thread wanted to run but was not on a CPU: it was
-    throttled, suspended, or in the queue of a core."""
+    """Seconds in which that thread wanted to run but was not on a CPU: throttled, suspended, or in the
+    queue of a core."""
     memory: Count
-    """Memory in use at the time `at`, in bytes."""
+    """Bytes in use at `at`."""
     received: Count | None = None
-    """Bytes received over the link."""
+    """Bytes over the link."""
     sent: Count | None = None
-    """Bytes sent over the link."""
+    """Bytes over the link."""
     uplink: QueueUse | None = None
-    """Queue of the uplink; None if its rate is not limited."""
+    """None if the rate is not limited."""
     downlink: QueueUse | None = None
-    """Queue of the downlink; None if its rate is not limited."""
+    """None if the rate is not limited."""
 
 
 class LinkFigures(_Fields, frozen=True):
-    """Measured properties of a link. A property is None if it was not measured."""
+    """None if not measured."""
 
     rtt: Seconds | None = None
-    """Round-trip time in seconds."""
     jitter: Seconds | None = None
-    """Jitter in seconds."""
     loss: Share | None = None
     """Share of round trips that were lost."""
     up: Rate | None = None
-    """Uplink rate in bit/s."""
+    """bit/s."""
     down: Rate | None = None
-    """Downlink rate in bit/s."""
+    """bit/s."""
     round_trips: Count | None = None
-    """Number of round trips that were tried."""
+    """Round trips that were tried."""
 
 
 class LinkProbe(_Fields, frozen=True):
-    """Measurement of a device's link before the start of the run clock. `at`: seconds on the host's
-    monotonic clock."""
+    """Before the start of the run clock. `at`: seconds on the host's monotonic clock."""
 
     device: Name
     at: Seconds
@@ -289,24 +275,23 @@ class LinkProbe(_Fields, frozen=True):
 
 
 class SegmentFigures(_Fields, frozen=True):
-    """Measured rate of a segment in one direction before the start of the run clock, in bit/s."""
+    """One direction, before the start of the run clock, in bit/s."""
 
     segment: Name
     way: Way
     full: Rate
-    """Requested rate of all senders below the segment together, as far as the segments on their way to
-    the server let them."""
+    """Requested of all senders below the segment together, as far as the segments on their way to the
+    server let them."""
     reach: Rate
-    """Requested rate of a single sender."""
+    """Requested of a single sender."""
     alone: Rate
-    """Measured rate of a single sender."""
+    """Measured of a single sender."""
     together: Rate
-    """Measured rate of all senders together."""
+    """Measured of all senders together."""
 
 
 class NetworkProbe(_Fields, frozen=True):
-    """Measurement of the segments by the router `device`. `at`: seconds on the host's monotonic
-    clock."""
+    """By the router `device`. `at`: seconds on the host's monotonic clock."""
 
     device: Name
     at: Seconds
@@ -314,20 +299,19 @@ class NetworkProbe(_Fields, frozen=True):
 
 
 class SegmentUse(_Fields, frozen=True):
-    """Bytes on the wire that passed a segment in one direction. Segments above count them, too."""
+    """Bytes on the wire that passed in one direction. Segments above count them, too."""
 
     segment: Name
     way: Way
     devices: Mapping[Name, Count]
-    """Bytes of each device below the segment that sent or received any."""
+    """Devices below the segment that sent or received any."""
     background: Count = 0
     """Bytes of the background traffic on the segment and on the segments below it."""
 
 
 class NetworkUse(_Fields, frozen=True):
-    """Use of the segments in the `seconds` seconds until `at`, a time in seconds on the host's monotonic
-    clock, in virtual time in seconds of device time. Segments that nothing has passed are left out.
-    `device`: the router."""
+    """In the `seconds` seconds until `at`, on the host's monotonic clock, in virtual time in device
+    time. Segments that nothing has passed are left out. `device`: the router."""
 
     device: Name
     at: Seconds
@@ -336,36 +320,34 @@ class NetworkUse(_Fields, frozen=True):
 
 
 class NetworkStart(_Fields, frozen=True):
-    """Order to the router or the relay: begin the background traffic. `run_time`: device time now, in
+    """Have the router or the relay begin the background traffic. `run_time`: device time now, in
     seconds."""
 
     run_time: Seconds
 
 
 class CgroupLimits(_Fields, frozen=True, kw_only=True):
-    """Limits of a control group. A field is NO_LIMIT if the limit is not set, and None if the kernel has
-    no such limit."""
+    """NO_LIMIT if a limit is not set, None if the kernel has no such limit."""
 
     quota: Limit
-    """CPU time per period, in µs."""
+    """µs of CPU time per period."""
     period: Limit
-    """Length of a period, in µs."""
+    """µs."""
     shares: Limit | None = None
-    """CPU weight of cgroup v1."""
+    """Weight of cgroup v1."""
     weight: Limit | None = None
-    """CPU weight of cgroup v2."""
+    """Weight of cgroup v2."""
     cpus: Cpuset | None = None
-    """Numbers of the cores that the group may use, such as `0,2-3`."""
+    """Core numbers, such as `0,2-3`."""
     memory: Limit | None = None
-    """Memory in bytes."""
+    """Bytes."""
     swap: Limit | None = None
-    """Swap in bytes, in addition to memory; None if the host has swap that the kernel cannot limit."""
+    """Bytes beside memory; None if the host has swap that the kernel cannot limit."""
 
 
 class LimitsRead(_Fields, frozen=True):
-    """Limits of a device's container, which the device's init has read from the kernel. `at`: seconds on
-    the host's monotonic clock. The message is sent at the start, at each change, and in answer to
-    LimitsRequest."""
+    """Read by the device's init from the kernel at the start, at each change, and for a LimitsRequest.
+    `at`: seconds on the host's monotonic clock."""
 
     device: Name
     at: Seconds
@@ -373,11 +355,11 @@ class LimitsRead(_Fields, frozen=True):
 
 
 class Disturbance(_Fields, frozen=True):
-    """An unplanned event disturbed the run from `since` to `at`, both in seconds on the host's monotonic
-    clock.
+    """An unplanned event from `since` to `at`, in seconds on the host's monotonic clock.
 
-    `device` is the device that noticed the event, or the router. A long disturbance is sent when it is
-    noticed, and again with the same `since` when it is over."""
+    `device` noticed it, or is the router. A long one is sent when it is noticed, and again with the same
+    `since` when it is over.
+    """
 
     device: Name
     at: Seconds
@@ -385,22 +367,21 @@ class Disturbance(_Fields, frozen=True):
     disturbance: Text
     """Description, such as `the uplink of pi-1 carried nothing though packets waited`."""
     is_over: bool = True
-    """Whether the event has ended at `at`."""
+    """The event has ended at `at`."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "disturbance", make_printable(self.disturbance, MAX_TEXT_CHARACTERS))
 
 
 class GpuFigures(_Fields, frozen=True):
-    """GPU usage of a device's client. A field is None if NVML does not report it."""
+    """A field is None if NVML does not report it."""
 
     memory: Count | None = None
-    """Bytes of GPU memory in use."""
+    """Bytes in use."""
     sm: Share | None = None
-    """Share of the time since the previous sample, from 0 to 1, during which a kernel of the client
-    ran."""
+    """Share of the time since the previous sample in which a kernel of the client ran."""
     mps: bool = False
-    """Whether MPS limits the client."""
+    """MPS limits the client."""
 
 
 class GpuSample(_Fields, frozen=True):
@@ -424,32 +405,31 @@ class Failure(_Fields, frozen=True):
 
 
 class Status(_Fields, frozen=True):
-    """State of `component`: a client, the aggregator or the router."""
+    """`component`: a client, the aggregator or the router."""
 
     component: Name
     state: State
 
 
 class Request(_Fields, frozen=True):
-    """Request of the aggregator to `client`: send the finished update (`pull`), end the running training
-    now and send its update (`interrupt`), or end the process (`stop`)."""
+    """Have `client` send the finished update (`pull`), end the running training now and send its update
+    (`interrupt`), or end (`stop`)."""
 
     client: Name
     what: ClientCommand
 
 
 class ReportRequest(_Fields, frozen=True):
-    """Request of the aggregator to `client`: send all unacknowledged updates again, then a `Report`.
-    `about` is the number of the dispatch that the aggregator asks about; 0 if it asks about no dispatch.
-    On the wire: `report` and this number, on the topic of requests."""
+    """Have `client` send all unacknowledged updates again, then a `Report`. `about`: dispatch in
+    question; 0 for none. On the wire: `report` and this number, on the topic of requests."""
 
     client: Name
     about: Count
 
 
 class UnmaskRequest(_Fields, frozen=True):
-    """Request of the aggregator to `client`: send the weighted sum of its shares of the masks of
-    `updates`. On the wire: a JSON object, on the topic of requests."""
+    """Have `client` send the weighted sum of its shares of the masks of `updates`. On the wire: a JSON
+    object, on the topic of requests."""
 
     client: Name
     number: Count
@@ -458,28 +438,27 @@ class UnmaskRequest(_Fields, frozen=True):
 
 
 class Acknowledgement(_Fields, frozen=True):
-    """The aggregator has stored the update of `client` that answers `dispatch`, and will not lose it. On
-    the wire: a decimal number, on the topic of requests."""
+    """The aggregator has stored the update that answers `dispatch`, and will not lose it. On the wire: a
+    decimal number, on the topic of requests."""
 
     client: Name
     dispatch: Count
 
 
 class Report(_Fields, frozen=True):
-    """Answer of `client` to a ReportRequest."""
+    """Answer to a ReportRequest."""
 
     client: Name
     dispatch: Count
-    """Number of the dispatch that the client's next update will answer; 0 if the client waits for a
-    model."""
+    """Dispatch that the client's next update will answer; 0 if it waits for a model."""
     about: Count
-    """Number of the dispatch that the request asked about; 0 if the request asked about no dispatch."""
+    """Dispatch that the request asked about; 0 for none."""
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
 Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | MeasureOrder | NetworkStart
 AddressedOrder = tuple[str, Order]
-"""Name of the component that receives the order (as in `Topics.control`), and the order."""
+"""Component (as in `Topics.control`), and order."""
 Telemetry = (
     UsageSample
     | LinkProbe
@@ -505,7 +484,7 @@ Message = (
 
 
 class _ToAggregator(_Fields, frozen=True):
-    """Wrapper for the union of orders: msgspec caches its decoders for structs but not for unions."""
+    """msgspec caches its decoders for structs but not for unions."""
 
     order: AggregatorOrder
 
@@ -515,7 +494,7 @@ D = TypeVar("D", bound=DeviceOrder | EnergyStart | LimitsRequest | Telemetry)
 
 
 def encode(message: Message | GpuSample) -> bytes:
-    """Return the payload of `message`. Raises MessageError for a message that `decode` would refuse."""
+    """Raises MessageError for a message that `decode` would refuse."""
     fields: dict[str, Any] = msgspec.to_builtins(message, enc_hook=float)
     _build(type(message), fields)
     match message:
@@ -536,8 +515,7 @@ def encode(message: Message | GpuSample) -> bytes:
 
 
 def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
-    """Return the message that arrived as `payload` on `topic`. `names`: topics of the run. Raises
-    MessageError if the message is not valid."""
+    """`names`: topics of the run. Raises MessageError."""
     try:
         kind, name = names.kind_and_name(topic)
     except ValueError as error:
@@ -568,7 +546,7 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
 
 
 def of_telemetry(cls: type[T], fields: Mapping[str, Any]) -> T:
-    """Return the message of the kind `cls` in the fields of a telemetry line. Raises MessageError."""
+    """`fields`: of a telemetry line. Raises MessageError."""
     return _build(cls, fields)
 
 
@@ -599,8 +577,7 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
 
 
 def _of_device(name: str | None, cls: type[D], fields: dict[str, Any]) -> D:
-    """Build a message about the device `name`, or about any device if `name` is None. Raises
-    MessageError."""
+    """About any device if `name` is None. Raises MessageError."""
     message = _build(cls, fields)
     if name not in (None, message.device):
         raise MessageError(f"device: found {message.device}, expected {name} as in the topic")
@@ -622,7 +599,7 @@ def _json(payload: bytes | bytearray | str) -> dict[str, Any]:
 
 
 def _build(cls: type[T], fields: Any) -> T:
-    """Build a message from `fields`, and check it. Raises MessageError."""
+    """Raises MessageError."""
     try:
         message = convert(fields, cls)
         match message:
@@ -639,24 +616,19 @@ def _build(cls: type[T], fields: Any) -> T:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counter and log of refused messages, by topic. Each sender has its own topics.
-
-    For each topic, the first `max_logged` refused messages are logged, then the 100th, the 1000th and so
-    on. So a peer cannot fill the log."""
+    """By topic; each sender has its own. The first `max_logged` are logged, then the 100th, the 1000th
+    and so on, so that a peer cannot fill the log."""
 
     log: Callable[[str], object]
     max_logged: int = 20
     counts: Counter[str] = field(default_factory=Counter, init=False)
-    """Number of refused messages, by topic."""
 
     @property
     def count(self) -> int:
-        """Total number of refused messages."""
         return self.counts.total()
 
     def add(self, topic: str, error: MessageError) -> int:
-        """Count a message on `topic` that was refused because of `error`; return the number of refused
-        messages on this topic so far."""
+        """Return the number of refused messages on this topic so far."""
         self.counts[topic] += 1
         count = self.counts[topic]
         if count <= self.max_logged:

@@ -1,12 +1,11 @@
 """Models and updates as bytes: safetensors payloads with metadata in the header. Nothing is unpickled.
 
-A payload has a map of strings and one float32 vector of shape (d,) called `w`. An update that a step of
-`agents.pipeline` has encoded has the arrays of its encoding instead of `w`. The layout is that of
-safetensors: 8 bytes with the header's length (little endian), the header in JSON, the bytes of the
-arrays. If the rule has vectors of its own, they follow as `vector/NAME`. If the model has buffers, they
-come last, as `floats` and `integers` (`agents.models.buffers`). This module reads and writes the layout
-itself, because the library would copy the vector. Decoding returns a view of the received bytes. A test
-compares encoding and decoding with the library.
+A payload has a map of strings and one float32 vector of shape (d,) called `w`, or the arrays of an
+update that a step of `agents.pipeline` has encoded. The layout is that of safetensors: 8 bytes with the
+header's length (little endian), the header in JSON, the bytes of the arrays. The rule's own vectors
+follow as `vector/NAME`, then the model's buffers as `floats` and `integers` (`agents.models.buffers`).
+This module reads and writes the layout itself, because the library would copy the vector: decoding
+returns a view of the received bytes. A test compares both with the library.
 """
 
 from __future__ import annotations
@@ -32,65 +31,60 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 64 * 1024
 _NOTHING = np.zeros(0, np.float32)
 _BUFFERS = ("floats", "integers")
-"""Names of the tensors with a model's buffers, at the end of the payload."""
+"""Tensors with a model's buffers, at the end of the payload."""
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TENSORS = ("vector", "encoded", "buffers", "vectors")
-"""Fields of a message that are not in its header."""
+"""Fields that are not in the header."""
 _OWN = "vector/"
-"""Beginning of the names of the rule's own vectors. Arrays and header fields of an encoded vector are
-called `vector/NAME/KEY`."""
+"""Begins the names of the rule's own vectors. Arrays and header fields of an encoded one are called
+`vector/NAME/KEY`."""
 _KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
-"""Types of the arrays of an encoded update: NumPy's name of each type, by the name in safetensors."""
+"""Types of an encoded update's arrays: NumPy's name, by that in safetensors."""
 _NAMES = {np.dtype(kind): name for name, kind in (*_KINDS.items(), ("I64", "<i8"))}
 Pieces = tuple[bytes, Unpack[tuple[memoryview, ...]]]
-"""Pieces of a payload: its header and views of its arrays."""
+"""Header, and views of the arrays."""
 
 
 class WireError(Exception):
-    """The received bytes are not a valid message; the text describes the error."""
+    """The text describes why the bytes are not a valid message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMessage:
-    """A dispatch: the global model, sent to one client."""
+    """The global model, sent to one client."""
 
     run: str
     version: int
-    """Number of the model's version."""
     dispatch: int
-    """Number of the dispatch. The client's update repeats this number."""
+    """Repeated by the client's update."""
     schema: str
-    """Hash of the names and shapes of parameters and buffers; an update with a different schema is
-    rejected."""
+    """Hash of the names and shapes of parameters and buffers; an update with another one is rejected."""
     vector: Vector
-    """Parameters, shape (d,), float32."""
+    """Shape (d,), float32."""
     lr: float | None = None
-    """Step size that the rule assigns to this training; None if the client uses the step size in its
-    settings."""
+    """Step size that the rule assigns; None for that in the client's settings."""
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 if there is none."""
     waiting: tuple[int, ...] = ()
-    """Numbers of the dispatches whose updates wait to be summed. Empty unless the run uses secure
-    aggregation and the client remembers what it sent."""
+    """Dispatches whose updates wait to be summed. Empty unless the run uses secure aggregation and the
+    client remembers what it sent."""
     lost: tuple[int, ...] = ()
-    """Numbers of the dispatches whose updates were discarded because their sum could not be unmasked.
-    Empty unless the run uses secure aggregation and the client remembers what it sent."""
+    """Dispatches whose updates were discarded because their sum could not be unmasked. Empty unless the
+    run uses secure aggregation and the client remembers what it sent."""
     buffers: Buffers = NONE
-    """Buffers of the model."""
     vectors: Mapping[str, Vector] = field(default_factory=dict)
-    """The rule's own vectors by name, each of shape (n,), float32."""
+    """The rule's own, each of shape (n,), float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """An update that a step of `agents.pipeline` has encoded. It is sent instead of one float32 vector.
-    For an update of kind `model`, the encoded vector is the difference to the model that training
-    started from."""
+    """Encoded by a step of `agents.pipeline`, in place of one float32 vector; for an update of kind
+    `model`, the difference to the model that training started from."""
 
     fields: Mapping[str, str]
-    """Additional header fields. The name of one of the fields identifies the step."""
+    """Additional header fields. The name of one identifies the step."""
     arrays: Mapping[str, NDArray[Any]]
-    """One-dimensional arrays by name, in order. In a received update they are views of the payload."""
+    """One-dimensional, in order. In a received update they are views of the payload."""
 
     @property
     def nbytes(self) -> int:
@@ -98,55 +92,50 @@ class Encoded:
 
 
 FAREWELL = "farewell"
-"""Kind of the message with which a client leaves and returns the vector that it remembers. `sequence` is
-the number of the update after which the vector was saved. If no update of the client was applied,
-`sequence` is 0 and `vector` is empty."""
+"""Message with which a client leaves and returns the vector that it remembers. `sequence`: update after
+which that was saved. If no update of the client was applied, `sequence` is 0 and `vector` is empty."""
 
 
 @dataclass(slots=True, kw_only=True)  # a frozen object takes 1 µs longer to make
 class UpdateMessage:
-    """An update: the result of local training. Times are in nanoseconds on the client's monotonic
-    clock."""
+    """Times are in nanoseconds on the client's monotonic clock."""
 
     run: str
     client: str
     sequence: int
-    """Number of the client's update: 1, 2, …. The numbers continue after a restart of the client. If the
-    update of a training was never sent, its number is missing."""
+    """Number 1, 2, … of the client's update, also over restarts. That of a training whose update was
+    never sent is missing."""
     dispatch: int
-    """Number of the dispatch that the update answers."""
     base_version: int
-    """Version of the model that the update was trained from."""
+    """Version that the update was trained from."""
     schema: str
-    """Schema of the model, copied from the dispatch."""
+    """Copied from the dispatch."""
     kind: str
     """One of `agents.rules.interface.Kind`, or FAREWELL."""
     samples: int
-    """Number of the client's training samples."""
+    """Training samples."""
     steps: int
-    """Number of local steps done."""
     effective_steps: float
-    """Effective number of local steps, from which the server computes τ_eff (FedNova); 1 without
-    FedNova."""
+    """Local steps from which the server computes τ_eff (FedNova); 1 without FedNova."""
     loss: float
-    """Mean loss over the steps; NaN if there is no loss, or if the server must not learn it."""
+    """Mean over the steps; NaN if there is none, or if the server must not learn it."""
     downloaded: Nanoseconds
-    """Time at which the whole model had arrived."""
+    """The whole model had arrived."""
     train_start: Nanoseconds
     train_end: Nanoseconds
     sent: Nanoseconds
     vector: Vector
-    """The update, shape (d,), float32; empty if `encoded` is set."""
+    """Shape (d,), float32; empty if `encoded` is set."""
     encoded: Encoded | None = None
     """The update as encoded by a step of `agents.pipeline`; None if the update is sent as `vector`."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
     vectors: Mapping[str, Vector | Encoded] = field(default_factory=dict)
-    """The rule's own vectors by name, each of shape (n,), float32, or as encoded by a step."""
+    """The rule's own, each of shape (n,), float32, or as encoded by a step."""
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
-    """Return the parsers of the fields of `cls` that are in the header, by field name."""
+    """Parsers of the fields that are in the header."""
     types: dict[str, Callable[[str], Any]] = {
         "int": int,
         "Nanoseconds": int,
@@ -170,12 +159,11 @@ _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
 
 
 def encode(message: ModelMessage | UpdateMessage) -> bytes:
-    """Return the payload of `message`."""
     return b"".join(lay_out(message))
 
 
 def lay_out(message: ModelMessage | UpdateMessage) -> Pieces:
-    """Return the payload of `message` as its header and views of its arrays."""
+    """Header, and views of the arrays."""
     metadata = {"protocol": str(PROTOCOL)}
     for name in _READERS[type(message)]:
         value = getattr(message, name)
@@ -195,15 +183,14 @@ def lay_out(message: ModelMessage | UpdateMessage) -> Pieces:
 
 
 def largest_model(parameters: int, buffers: int, own: int = 0) -> int:
-    """Return the maximum payload size in bytes of a model with `parameters` parameters, `buffers`
-    numbers in its buffers and `own` elements in the rule's own vectors."""
+    """Maximum payload bytes of a model with `buffers` numbers in its buffers and `own` elements in the
+    rule's own vectors."""
     return _LENGTH.size + _MAX_HEADER + 4 * (parameters + own) + 8 * buffers
 
 
 def plain_size(message: UpdateMessage, parameters: int, sizes: Mapping[str, int] | None = None) -> int:
-    """Return the payload size in bytes that `message` would have with a float32 vector of `parameters`
-    parameters and with the rule's own vectors as float32. `sizes`: number of elements of each vector of
-    the rule, by name; None if the rule has no vectors."""
+    """Payload bytes that `message` would have with a float32 vector of `parameters` parameters and with
+    the rule's own vectors, of these `sizes`, as float32."""
     vectors = {name: np.empty(size, "<f4") for name, size in (sizes or {}).items()}  # never touched
     whole = np.empty(parameters, "<f4")
     plain = dataclasses.replace(message, vector=whole, encoded=None, vectors=vectors)
@@ -211,7 +198,7 @@ def plain_size(message: UpdateMessage, parameters: int, sizes: Mapping[str, int]
 
 
 def decode_model(payload: bytes | bytearray) -> ModelMessage:
-    """Decode a model. Raises WireError."""
+    """Raises WireError."""
     header, metadata, body, buffers = _split(payload)
     vectors: dict[str, Vector] = {}
     if len(header) > 1 and any(name.startswith(_OWN) for name in header):
@@ -226,7 +213,7 @@ def decode_model(payload: bytes | bytearray) -> ModelMessage:
 
 
 def decode_update(payload: bytes | bytearray) -> UpdateMessage:
-    """Decode an update. Raises WireError."""
+    """Raises WireError."""
     header, metadata, body, buffers = _split(payload)
     fields = _fields(UpdateMessage, metadata)
     if len(header) > 1 and any(name.startswith(_OWN) for name in header):
@@ -246,8 +233,7 @@ def _with_vectors(
     arrays: Mapping[str, NDArray[Any]],
     buffers: Buffers,
 ) -> UpdateMessage:
-    """Return an update with vectors of the rule. `fields`: decoded header fields of the update.
-    `metadata`: all header fields as text. Raises WireError."""
+    """`fields`: decoded header fields. `metadata`: all header fields as text. Raises WireError."""
     known = {"protocol", *fields}
     more, own_fields = _separate({name: text for name, text in metadata.items() if name not in known})
     arrays, own = _separate(arrays)
@@ -274,17 +260,16 @@ T = TypeVar("T")
 
 
 def _separate(items: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Split `items` into two parts: the items of `w` or of an encoded update, and the items of the
-    rule's own vectors. Names in the second part no longer begin with `_OWN`."""
+    """Items of `w` or of an encoded update, and those of the rule's own vectors, whose names no longer
+    begin with `_OWN`."""
     rest = {name: item for name, item in items.items() if not name.startswith(_OWN)}
     own = {name.removeprefix(_OWN): item for name, item in items.items() if name.startswith(_OWN)}
     return rest, own
 
 
 def _by_vector(items: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Group the items of the rule's own vectors: name of the vector -> key -> item. An item of an
-    encoded vector is called `NAME/KEY`. If a vector is not encoded, its item is called `NAME`, and the
-    key is empty."""
+    """Items of the rule's own vectors: vector -> key -> item. An item of an encoded vector is called
+    `NAME/KEY`; else it is `NAME`, and the key is empty."""
     found: dict[str, dict[str, T]] = {}
     for key, item in items.items():
         name, _, part = key.partition("/")
@@ -293,8 +278,8 @@ def _by_vector(items: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def pack(vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE) -> Pieces:
-    """Return the pieces of a safetensors file with `vector` as the float32 tensor `w`, followed by
-    `buffers` unless they are empty. `vector`: contiguous, shape (d,)."""
+    """Pieces of a safetensors file with `vector` (contiguous, shape (d,)) as the float32 tensor `w`,
+    then `buffers` unless they are empty."""
     return _pack({"w": vector}, metadata, buffers)
 
 
@@ -308,7 +293,7 @@ def _pack(arrays: dict[str, NDArray[Any]], metadata: dict[str, str], buffers: Bu
 
 
 def _tensors(arrays: Mapping[str, NDArray[Any]], at: int = 0) -> dict[str, Any]:
-    """Return the header's entries for `arrays`, which lie one after the other from byte `at` on."""
+    """Header's entries for `arrays`, one after the other from byte `at` on."""
     found: dict[str, Any] = {}
     for name, array in arrays.items():
         end = at + array.nbytes
@@ -318,7 +303,7 @@ def _tensors(arrays: Mapping[str, NDArray[Any]], at: int = 0) -> dict[str, Any]:
 
 
 def _arrays(header: Mapping[str, Any], body: memoryview) -> dict[str, NDArray[Any]]:
-    """Return the arrays that `header` describes, as views of `body`. Raises WireError."""
+    """Views of `body`. Raises WireError."""
     arrays: dict[str, NDArray[Any]] = {}
     try:
         at = 0
@@ -335,15 +320,14 @@ def _arrays(header: Mapping[str, Any], body: memoryview) -> dict[str, NDArray[An
 
 
 def unpack(payload: bytes | bytearray) -> tuple[Vector, dict[str, str], Buffers]:
-    """Return the vector (a read-only view of `payload`), the metadata and the buffers. Raises
-    WireError."""
+    """Vector (a read-only view), metadata and buffers. Raises WireError."""
     header, metadata, body, buffers = _split(payload)
     return _only_vector(header, body), metadata, buffers
 
 
 def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], memoryview, Buffers]:
-    """Split a payload. Return the header's entries for all tensors except buffers, the metadata, the
-    bytes of the tensors except buffers, and the buffers. Raises WireError."""
+    """Header's entries and bytes of all tensors except buffers, the metadata between them, and the
+    buffers. Raises WireError."""
     if len(payload) < _LENGTH.size:
         raise WireError(f"payload has {len(payload)} bytes: shorter than a header")
     (length,) = _LENGTH.unpack_from(payload)
@@ -366,8 +350,8 @@ def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], 
 
 
 def _split_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview, Buffers]:
-    """Split `body` into the part before the buffers, and the buffers. Remove the entries of the buffers
-    from `header`. Raises WireError."""
+    """Part before the buffers, and buffers, whose entries are removed from `header`. Raises
+    WireError."""
     try:
         floats, integers = (header[name]["shape"][0] for name in _BUFFERS)
     except (LookupError, TypeError) as error:
