@@ -1,4 +1,4 @@
-"""Actions that the aggregator's core requests; `main.py` and other shells carry them out."""
+"""Actions that the aggregator's core requests, and shells such as `main.py` carry out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from agents.rules.interface import RequestUpdate, Vectors
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the present global model to `client`. `lr` and the fields after it have the same meaning as
-    in `payloads.ModelMessage`."""
+    """Send the present global model. `lr` and the fields after it are those of
+    `payloads.ModelMessage`."""
 
     client: str
     version: int
-    """Version of the model."""
     number: int
-    """Number of the dispatch."""
     lr: float | None = None
-    """Step size that the rule assigns; None if the client uses the step size in its settings."""
+    """Step size that the rule assigns; None for that in the client's settings."""
     acknowledged: int = 0
-    """Sequence number of the client's last update that was passed to the rule; 0 if no update was
-    passed."""
+    """Sequence number of the client's last update that was passed to the rule; 0 if there was none."""
     waiting: tuple[int, ...] = ()
     """Numbers of the dispatches whose updates wait to be summed (secure aggregation)."""
     lost: tuple[int, ...] = ()
     """Numbers of the dispatches whose updates were lost with their sum (secure aggregation)."""
     vectors: Vectors = field(default_factory=dict)
-    """The rule's own vectors by name. Nothing changes these arrays any more."""
+    """The rule's own vectors. Nothing changes these arrays any more."""
 
     @property
     def to_client(self) -> dict[str, Any]:
@@ -46,8 +43,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastModel:
-    """Send the present global model to all clients. The dispatch has the same `number` for every
-    client."""
+    """The dispatch has the same `number` for every client."""
 
     version: int
     number: int
@@ -56,32 +52,30 @@ class BroadcastModel:
 
 @dataclass(frozen=True, slots=True)
 class EndInstant:
-    """Pass `inputs.InstantOver` to the core when the core has received all inputs of this instant. Until
-    then the core holds back a broadcast, models or requests."""
+    """Pass `inputs.InstantOver` to the core after all inputs of this instant. Until then it holds back a
+    broadcast, models or requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskForReport:
-    """Ask `client` which dispatch its next update will answer. The request arrives after all earlier
+    """Ask which dispatch the client's next update will answer. The request arrives after all earlier
     dispatches, and the answer after all earlier updates, so the answer shows which messages were
     lost."""
 
     client: str
     about: int
-    """Number of the newest dispatch that the client has not answered; 0 if every dispatch was answered.
-    The client repeats this number in its report, to show which request the report answers."""
+    """Newest dispatch that the client has not answered; 0 if there is none. The client repeats it in its
+    report, to show which request that answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskForUnacknowledged:
-    """Ask `client` to send its unacknowledged updates again."""
-
     client: str
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Let `client` delete the update that answered `dispatch`. That update was applied, is in the rule's
+    """Let the client delete the update that answered `dispatch`: it was applied, is in the rule's
     buffer, or was recorded as rejected."""
 
     client: str
@@ -90,7 +84,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class AskForShares:
-    """Ask `client` for the weighted sum of the mask shares that it holds for `updates` (secure
+    """Ask for the weighted sum of the mask shares that the client holds for `updates` (secure
     aggregation)."""
 
     client: str
@@ -102,14 +96,14 @@ class AskForShares:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate the present global model, and pass `inputs.EvaluationDone` to the core."""
+    """Answered by `inputs.EvaluationDone`."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save the present global model to a file. `final`: whether the model is the last one of the run."""
+    """`final`: whether the model is the last one of the run."""
 
     version: int
     final: bool = False
@@ -122,14 +116,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Write `record` to `events.jsonl`."""
-
     record: events.Record
 
 
 @dataclass(frozen=True, slots=True)
 class StopClients:
-    """Ask every client to end, because the run is over."""
+    """The run is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,6 @@
-"""Updates that were passed to the rule and are not applied yet, with the records about them. No I/O and
-no clock.
+"""Updates that were passed to the rule and are not applied yet, with their records. No I/O and no clock.
 
-The updates' vectors are not kept. So a rule with a running sum needs memory for only one model,
-regardless of the number of updates.
+The updates' vectors are not kept, so a rule with a running sum needs memory for only one model.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from agents.wire.payloads import plain_size
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """An update that waits to be applied."""
-
     record: partial[events.UpdateApplied]
     """Record of the update, without the fields that are known only when the update is applied."""
     buffers: Buffers
@@ -42,7 +38,6 @@ class Arrivals:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """Yield client and dispatch of each update."""
         return iter(self._waiting)
 
     def add(
@@ -54,10 +49,8 @@ class Arrivals:
         facts: Mapping[str, Any],
         sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """Add an update that answers `dispatch`. `epoch`: time of the client's clock at device time 0;
-        `parameters`: number of the model's parameters; `facts`: further fields of the record; `sizes`:
-        number of elements of each of the rule's own vectors, None if the rule has no vectors of its
-        own."""
+        """`epoch`: time of the client's clock at device time 0; `parameters`: of the model; `facts`:
+        further fields of the record; `sizes`: elements of each of the rule's own vectors."""
         message, before = event.message, event.size
         if message.encoded is not None:
             before = plain_size(message, parameters, sizes)
@@ -84,22 +77,20 @@ class Arrivals:
         self._waiting[event.sender, message.dispatch] = _Arrival(record, message.buffers)
 
     def dispatches_of(self, client: str) -> tuple[int, ...]:
-        """Return the dispatches that the waiting updates of `client` answer."""
         return tuple(dispatch for sender, dispatch in self._waiting if sender == client)
 
     def averaged_buffers(
         self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
     ) -> Buffers:
-        """Return the buffers of the version that is made from `contributions`: a weighted mean of
-        the updates' buffers. `contributions` must not be empty. If `shares` is true, the weights
-        are shares in a mean of models, and the `old` buffers have the remaining share."""
+        """Weighted mean of the updates' buffers. `contributions` must not be empty. If `shares`, the
+        weights are shares in a mean of models, and the `old` buffers have the remaining share."""
         weights = {(used.client, used.dispatch): used.weight for used in contributions}
         arrived = [key for key in self._waiting if key in weights]
         used = [(weights[key], self._waiting[key].buffers) for key in arrived]
         return buffers.averaged(old, used, shares=shares)
 
     def apply(self, used: Contribution, version: int, at: Nanoseconds) -> Log:
-        """Remove an update that was applied in `version`; return its record."""
+        """Remove an applied update; return its record."""
         record = self._waiting.pop((used.client, used.dispatch)).record(
             applied_version=version,
             staleness=version - 1 - used.base_version,
@@ -113,7 +104,7 @@ class Arrivals:
         return _unapplied(self._waiting.pop((client, dispatch)), at)
 
     def unapplied_records(self, at: Nanoseconds) -> list[Log]:
-        """Return the records of the updates that are still waiting when the run ends at time `at`."""
+        """Updates that still wait when the run ends at `at`."""
         return [_unapplied(arrival, at) for arrival in self._waiting.values()]
 
 

@@ -1,4 +1,4 @@
-"""Dispatches: models sent to clients, and which of them are unanswered. No I/O and no clock."""
+"""Models sent to clients, and which are unanswered. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -11,23 +11,17 @@ from enum import Enum
 from agents.timing.nanoseconds import Nanoseconds
 
 _REMEMBERED = 64
-"""Number of a client's latest answers that are remembered, to detect duplicates. A client has fewer
-answers in flight."""
+"""A client's latest answers that are remembered, to detect duplicates. It has fewer in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """The dispatch of the model `version`, sent at time `at`."""
-
     version: int
     at: Nanoseconds
     lr: float | None = None
-    """Step size sent with the model; None if no step size was sent."""
 
 
 class NoAnswer(Enum):
-    """Reason why an update does not answer a dispatch."""
-
     DUPLICATE = "duplicate"
     """An earlier update has answered the dispatch."""
     NEVER_SENT = "never sent"
@@ -37,29 +31,27 @@ class NoAnswer(Enum):
 
 
 class Dispatches:
-    """Dispatches of a run, numbered from 1. Each client answers in ascending order: after its answer to
-    a dispatch, it answers no earlier dispatch. A broadcast is one dispatch, which every client may
-    answer."""
+    """Dispatches are numbered from 1. After its answer to a dispatch, a client answers no earlier one. A
+    broadcast is one dispatch, which every client may answer."""
 
     def __init__(self) -> None:
         self._count = 0
         self._open: dict[str, dict[int, Dispatched]] = {}
         self._broadcasts: dict[int, Dispatched] = {}
         self._broadcast_numbers: list[int] = []
-        """Numbers of the broadcasts, ascending."""
+        """Ascending."""
         self._answered: dict[str, int] = {}
         self._dealt_with: dict[str, deque[int]] = {}
-        """For each client, the numbers of the dispatches that the client's latest updates answered."""
+        """Dispatches that each client's latest updates answered."""
 
     def send(self, client: str, version: int, at: Nanoseconds, lr: float | None = None) -> int:
-        """Add a dispatch to `client`; return its number."""
+        """Return its number."""
         self._count += 1
         self._open.setdefault(client, {})[self._count] = Dispatched(version, at, lr)
         return self._count
 
     def broadcast(self, version: int, at: Nanoseconds, present: Iterable[str]) -> int:
-        """Add a broadcast; return its number. Forget broadcasts that none of the clients `present` can
-        still answer."""
+        """Return its number. Forget broadcasts that none of the clients `present` can still answer."""
         answered = min((self._answered.get(client, 0) for client in present), default=0)
         passed = bisect_right(self._broadcast_numbers, answered)
         for number in self._broadcast_numbers[:passed]:
@@ -71,17 +63,16 @@ class Dispatches:
         return self._count
 
     def was_sent(self, number: int) -> bool:
-        """Return whether dispatch `number` has been sent."""
         return 0 < number <= self._count
 
     def find(self, client: str, number: int) -> Dispatched | None:
-        """Return dispatch `number` if `client` may answer it, else None."""
+        """None if `client` may not answer it."""
         if number in self._broadcasts and number > self._answered.get(client, 0):
             return self._broadcasts[number]
         return self._open.get(client, {}).get(number)
 
     def close(self, client: str, number: int) -> None:
-        """Close dispatch `number` of `client`, and all earlier dispatches of this client."""
+        """Close the dispatch, and all earlier ones of this client."""
         later = {n: sent for n, sent in self._open.get(client, {}).items() if n > number}
         self._open[client] = later
         self._answered[client] = number
@@ -89,12 +80,11 @@ class Dispatches:
     def answer(
         self, client: str, number: int, *, is_valid: bool, is_taken: bool
     ) -> Dispatched | NoAnswer:
-        """Handle an update of `client` that claims to answer dispatch `number`. Return the dispatch, or
-        the reason why the update does not answer a dispatch.
+        """Handle an update that claims to answer dispatch `number`. Return the dispatch, or why it
+        answers none.
 
-        `is_valid`: whether the claim is valid. If the claim is valid, a further update with the same
-        claim is a duplicate. `is_taken`: whether updates of the client are accepted. If updates are
-        accepted, the dispatch and all earlier dispatches are closed.
+        `is_valid`: a further update with the same claim is a duplicate. `is_taken`: updates of the
+        client are accepted; the dispatch and all earlier ones are closed.
         """
         dealt_with = self._dealt_with.get(client)
         if dealt_with is not None and number in dealt_with:
@@ -113,8 +103,7 @@ class Dispatches:
         return found
 
     def first_open(self, client: str) -> Dispatched | None:
-        """Return the oldest dispatch that `client` may still answer, broadcasts included; None if there
-        is no such dispatch."""
+        """The oldest dispatch that `client` may still answer, broadcasts included."""
         if not self._broadcast_numbers and client not in self._open:
             return None
         answered = self._answered.get(client, 0)
@@ -124,26 +113,25 @@ class Dispatches:
         return self.find(client, min(numbers, default=0))
 
     def newest_open(self, client: str) -> int:
-        """Return the number of the newest dispatch that `client` may still answer, broadcasts included;
-        0 if there is no such dispatch."""
+        """The newest dispatch that `client` may still answer, broadcasts included; 0 if there is
+        none."""
         own, broadcast = next(reversed(self._open.get(client, {})), 0), self._broadcast_numbers[-1:]
         return max(number if self.find(client, number) else 0 for number in (own, *broadcast))
 
     def open_versions(self, clients: Collection[str]) -> set[int]:
-        """Return the versions of the models in the dispatches that any of `clients` may still answer,
-        broadcasts included."""
+        """Models that any of `clients` may still answer, broadcasts included."""
         own = (sent for client in clients for sent in self._open.get(client, {}).values())
         answered = min((self._answered.get(client, 0) for client in clients), default=self._count)
         later = self._broadcast_numbers[bisect_right(self._broadcast_numbers, answered) :]
         return {sent.version for sent in (*own, *(self._broadcasts[number] for number in later))}
 
     def has_open(self, client: str) -> bool:
-        """Return whether `client` may still answer a dispatch that is not a broadcast."""
+        """Whether `client` may still answer a dispatch that is no broadcast."""
         return bool(self._open.get(client))
 
     def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `is_over`: whether the run is over.
-        After the end of a run, answers are rejected and dispatches stay open."""
+        """Yield a sentence for each inconsistency. `is_over`: the run is over, so answers are rejected,
+        and dispatches stay open."""
         for client, sent in self._open.items():
             if sent and client not in present:
                 yield f"{client} is not present, and is to answer {sent}"
@@ -158,9 +146,8 @@ class Dispatches:
                 yield f"{client} has answered {answered}, of {self._count} dispatches"
 
     def forget(self, client: str) -> None:
-        """Remove the dispatches of a client that has left."""
         self._open.pop(client, None)
 
     def restart(self, client: str) -> None:
-        """Close all earlier dispatches for `client`, because its process has restarted."""
+        """The client's process has restarted: it answers no earlier dispatch."""
         self._answered[client] = self._count

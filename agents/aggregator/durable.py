@@ -3,8 +3,8 @@
 The core is deterministic: its output depends only on its state and the input. Each input is written to a
 log before the core handles it, and the log is fsynced before any reply is sent. From time to time the
 whole state is saved in a checkpoint, and the log starts again. After a crash the newest checkpoint is
-loaded, and the logged inputs after it are handled again. State, journal and models are then the same as
-before the crash, bit by bit. `config.Durability` selects which of these steps are done.
+loaded, and the logged inputs after it are handled again: state, journal and models are the same as
+before, bit by bit. `config.Durability` selects which of these steps are done.
 """
 
 from __future__ import annotations
@@ -33,41 +33,38 @@ from agents.wire import payloads
 _APPLIED = f'{{"event":"{events.UpdateApplied.event}",'
 _LEAST_LOG = 64 * 1024 * 1024
 _LOG_TO_CHECKPOINT = 8
-"""A new checkpoint is due when the log is larger than `_LEAST_LOG` bytes and larger than this multiple
-of the checkpoint's size. This limits the duration of a recovery and the disk space."""
+"""A checkpoint is due when the log is larger than `_LEAST_LOG` bytes, and than this multiple of the
+checkpoint's size. This limits the duration of a recovery and the disk space."""
 
 
 @dataclass(slots=True)
 class DurableState:
-    """Content of a checkpoint."""
-
     run: str
     schema: str
     """Hash of the model's schema."""
     segment: str
-    """Id of the segment of the run."""
     core: AggregatorCore
     server: Server
     at: Nanoseconds = 0
     """Device time of the last input."""
     entries: int = 0
-    """Number of inputs so far; each is an entry of the log."""
+    """Inputs so far; each is an entry of the log."""
     journal: int = 0
-    """Length of the journal in bytes after the last input."""
+    """Bytes of the journal after the last input."""
     journal_sum: int = 0
     """Checksum of the journal's first `journal` bytes."""
     evaluating: list[int] = field(default_factory=list)
-    """Versions whose evaluation was requested and is not done. Each of these models is in a file, not in
-    the checkpoint, because with `evaluate: {when: after}` many models wait."""
+    """Versions whose evaluation is not done. Each model is in a file, not in the checkpoint, because
+    with `evaluate: {when: after}` many wait."""
 
 
 class DurableCore:
-    """The core with its files. `directory` contains events.jsonl and models/;
-    `directory`/state/aggregator/ contains the checkpoint and the log.
+    """The core with its files: events.jsonl and models/ in `directory`, checkpoint and log in its
+    state/aggregator/.
 
-    `segment` is the id of the present segment of the run. A new segment begins when all processes are
-    started again (the run is resumed), but not when only the aggregator is restarted. With the
-    durability `recording` the log is the run's recording and is never cut.
+    `segment`: id of the present segment of the run. A new one begins when all processes are started
+    again (the run is resumed), but not when only the aggregator is restarted. With the durability
+    `recording` the log is the run's recording and is never cut.
     """
 
     def __init__(
@@ -80,16 +77,15 @@ class DurableCore:
         durability: Durability,
         buffers: Buffers = NONE,
     ) -> None:
-        """Begin the run that `setup` describes with the model `w`, shape (d,), and its `buffers`. If
-        `directory` has the state of a run, recover that run instead. Raises RecordingError or
-        SnapshotError."""
+        """Begin the run with the model `w`, shape (d,), and its `buffers`, or recover that whose state
+        is in `directory`. Raises RecordingError or SnapshotError."""
         self._directory = directory
         self._run, self._schema = setup.settings.run, setup.settings.schema
         self._durability = durability
         self._records = durability == "recording"
         self._logs = durability in LOGGED
         self._keeps = durability != "none" or setup.settings.evaluate_after
-        """Whether models that wait for their evaluation are kept in files."""
+        """Models that wait for their evaluation are kept in files."""
         folder = directory / "state" / "aggregator"
         folder.mkdir(parents=True, exist_ok=True)
         self._checkpoint = folder / "checkpoint.bin"
@@ -99,11 +95,10 @@ class DurableCore:
         self._size = 0
         self._due = False
         self._covered: tuple[int, int] | None = None
-        """Numbers of waiting lines of the journal and of `_evaluated` whose inputs are being written by
-        `start_sync`; None if nothing is."""
+        """Waiting lines of the journal and of `_evaluated` whose inputs are being written by
+        `start_sync`."""
         self._evaluated: list[Path] = []
-        """Files of models whose evaluation is done. Each file is removed when the evaluation's
-        result is durable."""
+        """Models whose evaluation is done. A file is removed when the result is durable."""
         if self._checkpoint.is_file():
             self._recover(segment)
             return
@@ -125,7 +120,6 @@ class DurableCore:
 
     @property
     def at(self) -> Nanoseconds:
-        """Device time of the last input."""
         return self._state.at
 
     @property
@@ -135,12 +129,11 @@ class DurableCore:
 
     @property
     def evaluating(self) -> Sequence[int]:
-        """Versions whose evaluation was requested and is not done, in order."""
+        """Versions whose evaluation is not done, in order."""
         return self._state.evaluating
 
     def load_kept_model(self, version: int) -> tuple[Vector, Buffers]:
-        """Load the model of `version` from its file. The version must be in `evaluating`. May be called
-        in any thread. Raises SnapshotError."""
+        """`version` must be in `evaluating`. May be called in any thread. Raises SnapshotError."""
         path = self._model_file(version)
         try:
             w, _, buffers = payloads.unpack(bytes(files.without_checksum(path.read_bytes())))
@@ -151,9 +144,8 @@ class DurableCore:
         return w, buffers
 
     def handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> act.Actions:
-        """Handle an input; return the core's actions. The actions that write records or save models are
-        already carried out. `payload`: the bytes from which an update was decoded; None if they are not
-        available."""
+        """Return the core's actions; those that write records or save models are already carried out.
+        `payload`: bytes from which an update was decoded, if available."""
         if self._log is not None:  # None while the log is replayed
             self._log.write(event, payload)
         state, server = self._state, self._state.server
@@ -182,8 +174,7 @@ class DurableCore:
         return actions
 
     def sync(self) -> None:
-        """Write all inputs so far to the disk, and flush their records. Save a checkpoint if one is
-        due."""
+        """Write all inputs to the disk, and flush their records. Save a checkpoint if one is due."""
         if self._log is not None:
             self._log.sync()
         self._finish(self._journal.lines, len(self._evaluated))
@@ -192,8 +183,8 @@ class DurableCore:
             self._save_checkpoint()
 
     def start_sync(self) -> Future[None] | None:
-        """Do the same in the background, while the core handles further inputs. Return None if it is
-        done already; else call `finish_sync` when the future is done, before the next call."""
+        """Sync in the background, while the core handles further inputs. None if it is done already;
+        else call `finish_sync` when the future is done, before the next call."""
         if self._log is None or not self._log.is_dirty or self._is_checkpoint_due():
             self.sync()
             return None
@@ -207,8 +198,8 @@ class DurableCore:
             self._finish(*self._covered)
 
     def _finish(self, lines: int, evaluated: int) -> None:
-        """Flush the next `lines` lines of the journal. Their inputs are on the disk, so no fsync of the
-        journal is needed. Remove the models of the first `evaluated` evaluations."""
+        """Flush the next `lines` lines of the journal. Their inputs are on the disk, so it needs no
+        fsync. Remove the models of the first `evaluated` evaluations."""
         self._covered = None
         self._journal.flush(lines)
         if self._log is not None or self._durability == "none":
@@ -219,8 +210,8 @@ class DurableCore:
         return self._due or (self._log is not None and not self._records and self._log.size > most)
 
     def close(self) -> None:
-        """Write everything, and close the files. If the log could not be written, the journal stays as
-        it is: it must not have records whose inputs the log lacks."""
+        """If the log could not be written, the journal stays as it is: it must not have records whose
+        inputs the log lacks."""
         try:
             if self._log is not None:
                 self._log.close()
@@ -233,7 +224,6 @@ class DurableCore:
             self._journal.close()
 
     def _model_file(self, version: int) -> Path:
-        """Return the file of a model that waits for its evaluation."""
         return self._checkpoint.with_name(f"evaluate-{version}.safetensors")
 
     def _remove_evaluated(self, count: int) -> None:
@@ -242,8 +232,8 @@ class DurableCore:
         del self._evaluated[:count]
 
     def _recover(self, segment: str) -> None:
-        """Restore the state after the last input that is on the disk. All files are read and verified
-        before any file is changed."""
+        """Restore the state after the last input on the disk. All files are verified before any is
+        changed."""
         with self._report_damage():
             state: DurableState = snapshot.load(self._checkpoint)
         if (state.run, state.schema) != (self._run, self._schema):
@@ -303,8 +293,7 @@ class DurableCore:
         return journal
 
     def _check_log(self, state: DurableState) -> Extent:
-        """Return the range of the log's entries. Raises RecordingError if entries are missing between
-        the checkpoint and the log."""
+        """Raises RecordingError if entries are missing between the checkpoint and the log."""
         extent, entries = recording.check(self._log_path), state.entries
         if not extent.first <= entries <= extent.last:
             raise RecordingError(
@@ -315,7 +304,7 @@ class DurableCore:
 
     @contextmanager
     def _report_damage(self) -> Iterator[None]:
-        """Context manager that adds the names of the intact files to the message of a read error."""
+        """Add the names of the intact files to the message of a read error."""
         try:
             yield
         except OSError as error:
@@ -325,7 +314,6 @@ class DurableCore:
             raise type(error)(f"{error}. {self._list_intact_files()}") from error
 
     def _list_intact_files(self) -> str:
-        """Return a sentence that names the intact files."""
         whole = []
         with suppress(SnapshotError, OSError):
             state: DurableState = snapshot.load(self._checkpoint)
@@ -343,7 +331,6 @@ class DurableCore:
         )
 
     def _replay(self, state: DurableState) -> None:
-        """Handle the logged inputs that came after `state`."""
         for entry in recording.read(self._log_path, state.entries):
             match entry:
                 case Setup() | Cut():
@@ -354,8 +341,7 @@ class DurableCore:
                     self.handle(entry)
 
     def _save_checkpoint(self) -> None:
-        """Save the state in a checkpoint. Then cut the log, because its entries are not needed any
-        more."""
+        """Then cut the log, whose entries are not needed any more."""
         if self._durability == "none":
             return
         if self._log is not None:

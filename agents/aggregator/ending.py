@@ -13,28 +13,24 @@ from agents.aggregator.timers import Timers
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 
 GRACE_S = 1.5
-"""Host seconds after which the run notes that it waits for a last evaluation. An interrupted run
-waits at most this long, because its process will soon be killed."""
+"""Host seconds after which the run notes that it waits for a last evaluation. An interrupted run waits
+at most this long, because its process will soon be killed."""
 _CUT_SHORT = ("interrupted", "no clients left")
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a run, at time `at`."""
-
     at: Nanoseconds
     reason: str
     """Reason for the end, as in `events.RunEnded`."""
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the run can be resumed."""
+        """The run can be resumed."""
         return self.reason in _CUT_SHORT
 
 
 class Ending:
-    """State of a run's end: whether the run has ended, and whether it waits for its last evaluations."""
-
     def __init__(self, settings: Settings, timers: Timers, evaluations: Evaluations) -> None:
         self._last = settings.last_evaluation
         self._timers = timers
@@ -43,18 +39,16 @@ class Ending:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the run has ended and can be resumed."""
+        """The run has ended and can be resumed."""
         return self.end is not None and self.end.is_cut_short
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the run has ended and waits for its last evaluations; False if evaluations take no
-        time."""
+        """The run has ended and waits for its last evaluations; False if these take no time."""
         return self._last is not None and self.end is not None
 
     def begin(self, reason: str, at: Nanoseconds, timeout: float) -> None:
-        """End the run at time `at`. The run waits for its last evaluations as long as the settings say,
-        but at most `timeout` host seconds."""
+        """Wait for the last evaluations as the settings say, but at most `timeout` host seconds."""
         self.end = End(at, reason)
         self._timers.set_aside()
         if self._last is None:
@@ -66,13 +60,12 @@ class Ending:
             self._timers.set("give up", at + from_seconds(timeout / self._last.dilation))
 
     def undo(self) -> None:
-        """Resume a run that had ended early, and restore the timers that were set when it ended."""
+        """Resume a run that had ended early, with the timers that were set when it ended."""
         self.end = None
         self._timers.bring_back()
 
     def note_waiting(self, end: End, version: int) -> Log:
-        """Return the note that the run waits for evaluations. The note has the time of the run's end,
-        because the run clock stands still."""
+        """With the time of the run's end, because the run clock stands still."""
         count = self._evaluations.remaining(version)
         what = "evaluation" if count == 1 else f"{count} evaluations"
         text = f"the run is over and waits for its last {what}"
@@ -81,7 +74,6 @@ class Ending:
         return Log(events.Note(to_seconds(end.at), text))
 
     def note_giving_up(self, end: End, version: int, why: str) -> Log:
-        """Return the note that the run stops waiting for its last evaluations."""
         count = self._evaluations.remaining(version)
         what = "the last model was" if count == 1 else f"the last {count} models were"
         return Log(events.Note(to_seconds(end.at), f"{what} not evaluated: {why}"))

@@ -1,5 +1,4 @@
-"""Evaluation of the global model on the test set, in a separate thread. Models are evaluated one after
-the other."""
+"""Evaluation of the global model on the test set, one model after the other, in a separate thread."""
 
 from __future__ import annotations
 
@@ -26,15 +25,13 @@ from agents.timing.nanoseconds import Nanoseconds
 
 _BATCH = 500
 _TRIED = 2
-"""Number of samples that show whether a model draws random numbers in an evaluation."""
+"""Samples that show whether a model draws random numbers in an evaluation."""
 _NICE = 19
 """Niceness of the evaluating thread. On Linux each thread has its own niceness."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Result of the evaluation of a version of the model."""
-
     version: int
     loss: float
     """Mean loss on the test set, including the regularisation."""
@@ -44,7 +41,6 @@ class Evaluation:
     """Results on the requested parts of the data; empty if no parts were requested."""
 
     def inputs(self, at: Nanoseconds) -> list[PartEvaluated | EvaluationDone]:
-        """Return the inputs that pass the result to the aggregator's core at time `at`."""
         parts = (
             PartEvaluated(at, self.version, one.part, one.name, one.samples, one.loss, one.accuracy)
             for one in self.parts
@@ -53,12 +49,11 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates models in its own thread, with low priority. `done` is called with a future for each
-    result or error.
+    """Evaluates models in its own thread, with low priority. `done` gets a future for each result or
+    error.
 
-    `kept`: function that takes the number of a version and loads the model from its file; None if no
-    models are kept in files. `until_released`: whether models are evaluated only after `release`.
-    `cpus`: CPUs of the thread. If `cpus` is empty, the thread uses the CPUs of the process.
+    `kept`: loads a version's model from its file, if models are kept. `until_released`: evaluate only
+    after `release`. `cpus`: of the thread; empty for those of the process.
     """
 
     def __init__(
@@ -78,8 +73,8 @@ class Evaluator:
         self._task = task
         self._test_set = test_set.tensors()
         self.draws = task.fits or self._draws_random_numbers()
-        """Whether evaluations may draw from the process's global random generators. If so, nothing else
-        may draw from them meanwhile."""
+        """Evaluations may draw from the process's global random generators, which nothing else may use
+        meanwhile."""
         self._parts = parts
         self._device_set = None if parts.device_set is None else parts.device_set.tensors()
         self._done = done
@@ -89,24 +84,22 @@ class Evaluator:
         """Versions that wait for `release`, in order; None if models are evaluated at once."""
 
     def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
-        """Evaluate a copy of `w`, shape (d,), with `buffers`. If the evaluator still waits for
-        `release`, `w` is not used: after `release`, the model of `version` is loaded from its file and
-        evaluated."""
+        """Evaluate a copy of `w`, shape (d,). Before `release`, `w` is not used: the model is later
+        loaded from its file."""
         if self._waiting is None:
             self._thread.submit(self.evaluate, version, w.copy(), buffers).add_done_callback(self._done)
         else:
             self._waiting.append(version)
 
     def submit_kept(self, version: int) -> None:
-        """Evaluate the model of `version` that is kept in a file. If the evaluator still waits for
-        `release`, the evaluation begins after `release`."""
+        """Evaluate the model of `version` from its file, after `release`."""
         if self._waiting is None:
             self._thread.submit(self._evaluate_kept, version).add_done_callback(self._done)
         else:
             self._waiting.append(version)
 
     def release(self) -> None:
-        """Evaluate the models that wait. All later models are evaluated when they are submitted."""
+        """Evaluate the models that wait. Later ones are evaluated when they are submitted."""
         waiting, self._waiting = self._waiting or [], None
         for version in waiting:
             self.submit_kept(version)
@@ -155,9 +148,8 @@ class Evaluator:
         return Evaluation(version, whole.loss, whole.accuracy, tuple(parts))
 
     def _on(self, samples: _Samples, batches: int | list[int] = _BATCH) -> list[Vector]:
-        """Return the loss of each sample, the sample's weight in the mean, and whether the
-        prediction is correct (NaN if the task has no accuracy). `batches`: one size for all
-        batches, or a list with the size of each batch."""
+        """Loss of each sample, its weight in the mean, and whether the prediction is correct (NaN if the
+        task has no accuracy). `batches`: one size, or that of each batch."""
         losses: list[Vector] = []
         weights: list[Vector] = []
         right: list[Vector] = []
@@ -181,8 +173,7 @@ def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Pa
 
 
 def _begin(cpus: Sequence[int]) -> None:
-    """Give the present thread a low priority. If `cpus` is not empty, restrict the thread to these CPUs,
-    and use one torch thread per CPU."""
+    """Low priority. If `cpus` is not empty, use these alone, and one torch thread per CPU."""
     os.nice(_NICE)
     if cpus:
         os.sched_setaffinity(0, cpus)

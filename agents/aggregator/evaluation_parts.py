@@ -1,5 +1,5 @@
-"""Parts of the data on which the global model is evaluated separately: classes of the test set, and
-samples of each device."""
+"""Parts of the data on which the global model is evaluated: classes of the test set, samples of each
+device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agents.shards import Shard
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Result on one part of the data. The fields have the same meaning as in `events.EvaluatedPart`."""
+    """Fields as in `events.EvaluatedPart`."""
 
     part: str
     name: str
@@ -25,11 +25,10 @@ class Parts:
     """Parts on which the model is evaluated, in addition to the whole test set."""
 
     classes: bool = False
-    """Whether each class of the test set is a part."""
     device_set: Shard | None = None
     """Samples of the devices, one device after the other; None if devices are not parts."""
     device_samples: Mapping[str, int] = field(default_factory=dict)
-    """Number of samples of each device in `device_set`, in the same order."""
+    """Samples of each device in `device_set`, in the same order."""
 
 
 NO_PARTS = Parts()

@@ -18,29 +18,27 @@ _DIVERGED = (
 
 
 class Evaluations:
-    """Evaluations that were requested, in order. `several`: whether an evaluation may be requested
-    before the previous one is done."""
+    """`several`: an evaluation may be requested before the previous one is done."""
 
     def __init__(self, *, several: bool) -> None:
         self._several = several
         self._taken: deque[Nanoseconds] = deque()
-        """Device times at which the unfinished evaluations were requested."""
+        """Device times at which the unfinished ones were requested."""
         self._newest = -1
-        """Newest version whose evaluation was requested; −1 if no evaluation was requested."""
+        """−1 if no evaluation was requested."""
         self._diverged = False
-        """Whether an evaluated model was not finite."""
+        """An evaluated model was not finite."""
 
     def __len__(self) -> int:
-        """Number of unfinished evaluations."""
         return len(self._taken)
 
     def remaining(self, version: int) -> int:
-        """Return the number of evaluations that are still to be done if the run ends with `version`."""
+        """Evaluations that are still to be done if the run ends with `version`."""
         return len(self._taken) + (version != self._newest)
 
     def request(self, version: int, w: Vector, at: Nanoseconds) -> list[Action]:
-        """Request the evaluation of the present model `w`, shape (d,), unless the last evaluation is
-        still running or the model has not changed."""
+        """`w`: shape (d,). Do nothing while the last evaluation is still running, or if the model has
+        not changed."""
         if (self._taken and not self._several) or version == self._newest:
             return []
         self._taken.append(at)
@@ -66,22 +64,19 @@ class Evaluations:
         )
 
     def done(self, event: EvaluationDone) -> Log:
-        """Finish the oldest unfinished evaluation; return its record."""
         taken = to_seconds(self._oldest)
         self._taken.popleft()
         return Log(events.Evaluated(taken, event.version, event.loss, event.accuracy))
 
     @property
     def _oldest(self) -> Nanoseconds:
-        """Device time at which the oldest unfinished evaluation was requested. Raises RuntimeError if
-        there is no unfinished evaluation."""
+        """Raises RuntimeError if there is no unfinished evaluation."""
         if not self._taken:
             raise RuntimeError("this evaluation was not requested")
         return self._taken[0]
 
     def problems(self, version: int) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `version`: number of the newest
-        version."""
+        """`version`: the newest."""
         if self._newest > version:
             yield f"version {self._newest} is evaluated, and {version} is the newest"
         if [*self._taken] != sorted(self._taken):

@@ -1,8 +1,8 @@
 """Protection of the aggregator against clients that flood it with messages. No I/O and no clock.
 
-The broker delivers all messages to the aggregator in one queue, so a client that floods the queue delays
-all other clients. Excess messages are refused before they are decoded. If a client continues, the client
-is shut out, and the controller ends the client's process.
+The broker delivers all messages to the aggregator in one queue, so a flood delays all other clients.
+Excess messages are refused before they are decoded. If a client continues, it is shut out, and the
+controller ends its process.
 """
 
 from __future__ import annotations
@@ -12,40 +12,34 @@ from collections import Counter
 from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
-"""Rate limit for messages other than the answers that a client owes: maximum number of messages at once,
-and maximum number per host second."""
+"""For messages other than the answers that a client owes: maximum at once, and per host second."""
 _FLOOD_MESSAGES = 1000
 """Excess messages after which a client counts as flooding."""
 _MAX_ASKED = 256
-"""Maximum number of answers that a client may owe. The limit is needed because some answers never
-come."""
+"""Answers that a client may owe; some never come."""
 _TRICKLE_MESSAGES = 10
-"""A flood is over when shut-out clients have sent fewer messages than this number between two checks.
-The number is above 1 because a restarting client sends a few status messages."""
+"""A flood is over when shut-out clients have sent fewer messages between two checks. Above 1 because a
+restarting client sends a few status messages."""
 
 
 class FloodGuard:
-    """Decides which messages from clients the aggregator handles."""
-
     def __init__(self) -> None:
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self._asked: Counter[str] = Counter()
-        """Number of answers that each client owes."""
+        """Answers that each client owes."""
         self._shut_out: set[str] = set()
         self._since_look = 0
         self._refused = 0
-        """Number of messages of shut-out clients in the present flood."""
+        """Messages of shut-out clients in the present flood."""
         self._flooded = False
 
     def expect_answer(self, client: str) -> None:
-        """Record that one more answer of `client` is expected. This answer does not count towards the
-        flood limit."""
+        """The answer will not count towards the flood limit."""
         if self._asked[client] < _MAX_ASKED:
             self._asked[client] += 1
 
     def passes(self, sender: str, at: float, *, is_answer: bool = False) -> bool:
-        """Return whether a message of `sender` should be handled. `at`: time of the host's clock in
-        seconds."""
+        """`at`: the host's clock in seconds."""
         if sender in self._shut_out:
             self._since_look += 1
             self._refused += 1
@@ -56,7 +50,7 @@ class FloodGuard:
         return self._rate_limit.admits(sender, at)
 
     def is_flooding(self, sender: str) -> bool:
-        """Return whether `sender` floods and is not shut out yet."""
+        """False once the sender is shut out."""
         return sender not in self._shut_out and self._rate_limit.refused[sender] >= _FLOOD_MESSAGES
 
     def shut_out(self, sender: str) -> None:
@@ -64,8 +58,7 @@ class FloodGuard:
         self._flooded = True
 
     def readmit(self, sender: str) -> bool:
-        """Admit `sender` again, because its process was restarted. Return whether `sender` was shut
-        out."""
+        """The sender's process was restarted. Return whether it was shut out."""
         if sender not in self._shut_out:
             return False
         self._shut_out.remove(sender)
@@ -74,9 +67,8 @@ class FloodGuard:
         return True
 
     def end_of_flood(self) -> int | None:
-        """Return the number of messages of shut-out clients that were refused during a flood that
-        has ended. Return None if no flood has ended since the last call. A flood has ended when
-        shut-out clients have sent almost no messages between two calls."""
+        """Messages refused during a flood that has ended since the last call, as shut-out clients have
+        sent almost none; else None."""
         few, self._since_look = self._since_look < _TRICKLE_MESSAGES, 0
         if not (self._flooded and few):
             return None

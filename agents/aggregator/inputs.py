@@ -27,18 +27,16 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """All processes of the run have ended, regularly or by a crash, and start again. The run clock
-    stands still at `at` until `Started`."""
+    """All processes have ended, regularly or by a crash, and start again. The run clock stands still at
+    `at` until `Started`."""
 
     at: Nanoseconds
     segment: str
-    """Id of the new segment of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """A client reported its state (`joining`, `ready` or `offline`), or the broker published the
-    client's last will."""
+    """By the client (`joining`, `ready` or `offline`), or its last will."""
 
     at: Nanoseconds
     client: str
@@ -47,14 +45,14 @@ class StatusChanged:
 
 @dataclass(frozen=True, slots=True)
 class UpdateArrived:
-    """`message` arrived on the topic of `sender`, and is handled at `at`."""
+    """Arrived on the topic of `sender`, handled at `at`."""
 
     at: Nanoseconds
     sender: str
     size: int
-    """Length of the payload in bytes."""
+    """Bytes."""
     arrived: Nanoseconds
-    """Device time in ns at which the whole message had arrived."""
+    """Device time at which the whole message had arrived."""
     message: UpdateMessage
 
 
@@ -63,15 +61,12 @@ class SharesSum:
     """A client's answer to `actions.AskForShares`."""
 
     number: int
-    """Number of the sum."""
     words: Words | None
-    """Sum of shares; None if the client lacks some of the shares."""
+    """None if the client lacks some of the shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharesSummed:
-    """`client` has answered `actions.AskForShares`."""
-
     at: Nanoseconds
     client: str
     message: SharesSum
@@ -79,8 +74,7 @@ class SharesSummed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection to the broker was lost at `since` and is restored now. Messages may have been
-    lost."""
+    """The connection to the broker, lost at `since`, is restored. Messages may have been lost."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -88,9 +82,8 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Only the aggregator was restarted, while the run continued. The aggregator was absent from `since`
-    to `at`, and its last messages may be lost. So each client is asked for a report when the client's
-    retained status `ready` arrives."""
+    """Only the aggregator was restarted: it was absent from `since` to `at`, and its last messages may
+    be lost. So each client is asked for a report when its retained status `ready` arrives."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -98,21 +91,19 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """`client` reports which dispatch its next update will answer (`actions.AskForReport`)."""
+    """Answer to `actions.AskForReport`."""
 
     at: Nanoseconds
     client: str
     dispatch: int
-    """Number of the dispatch that the client's next update will answer; 0 if the client waits for a
-    model."""
+    """Dispatch that the client's next update will answer; 0 if it waits for a model."""
     about: int
-    """Value of `about` in the `AskForReport` that the report answers."""
+    """`about` of the `AskForReport` that this answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """No update has arrived since `since`, although one was expected
-    (`AggregatorCore.silent_since`)."""
+    """No update since `since`, although one was expected (`AggregatorCore.silent_since`)."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -120,8 +111,6 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A message of `sender` is not a valid update, because of `reason`."""
-
     at: Nanoseconds
     sender: str
     reason: str
@@ -129,8 +118,8 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class PartEvaluated:
-    """Result of an evaluation on one part of the data, with fields as in `events.EvaluatedPart`. The
-    results on all parts come before the `EvaluationDone` of the same version."""
+    """Fields as in `events.EvaluatedPart`. All parts come before the `EvaluationDone` of the same
+    version."""
 
     at: Nanoseconds
     version: int
@@ -143,8 +132,6 @@ class PartEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDone:
-    """Result of the evaluation that `actions.Evaluate` requested."""
-
     at: Nanoseconds
     version: int
     loss: float
@@ -153,35 +140,32 @@ class EvaluationDone:
 
 @dataclass(frozen=True, slots=True)
 class TimersDue:
-    """Timers are due at `at`: fire all of them."""
+    """Fire all timers that are due."""
 
     at: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class InstantOver:
-    """The core has received all inputs of the instant `at`: send the messages that wait for the end
-    of the instant."""
+    """The core has received all inputs of this instant: send what waits for its end."""
 
     at: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class EndRequested:
-    """End the run, because of `reason`."""
-
     at: Nanoseconds
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A record that the shell has made, such as the record of an action on a device."""
+    """A record that the shell has made, such as that of an action on a device."""
 
     line: str
-    """The record as a line of `events.jsonl`."""
+    """A line of `events.jsonl`."""
     at: ClassVar[Nanoseconds] = 0
-    """Not used, because the record has its own time."""
+    """Not used: the record has its own time."""
 
     @classmethod
     def from_record(cls, record: events.Record) -> Written:

@@ -1,4 +1,4 @@
-"""Decision about each arriving update: pass it to the rule, or reject it. No I/O and no clock."""
+"""Decision about each arriving update: to the rule, or rejected. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -27,26 +27,22 @@ _STRAYS = 100, 10.0
 """Rate limit for records about a client's messages that answer no dispatch: maximum number of records at
 once, and maximum number per second of device time."""
 _MAX_REASON = 200
-"""Maximum number of characters in the reason of a rejection. The reason may contain text from a
-device."""
+"""Characters, which may come from a device."""
 
 
 @dataclass(slots=True)  # not frozen: a frozen object takes 1 µs longer to make, once per update
 class Verdict:
-    """Decision about an update: carry out `first`, pass `update` to the rule, then carry out `last`."""
+    """Carry out `first`, pass `update` to the rule, then carry out `last`."""
 
     first: list[Action]
     update: Update | None = None
-    """Update for the rule; None if the arriving update is rejected or is a duplicate."""
+    """None if the arriving update is rejected or is a duplicate."""
     last: tuple[Action, ...] = ()
     is_model_due: bool = False
-    """Whether the client needs a new model, because the update is rejected and the client has no other
-    model to train."""
+    """The update is rejected, and the client has no other model to train."""
 
 
 class Intake:
-    """Decides about arriving updates."""
-
     def __init__(
         self,
         settings: Settings,
@@ -69,8 +65,7 @@ class Intake:
         self._strays = RateLimit(*_STRAYS)
 
     def judge(self, event: UpdateArrived, epoch: Nanoseconds, *, clock_runs: bool) -> Verdict:
-        """Decide about an update. `epoch`: time of the client's clock at device time 0. `clock_runs`:
-        whether the run clock runs."""
+        """`epoch`: the client's clock at device time 0."""
         at, sender, message, number = event.at, event.sender, event.message, event.message.dispatch
         is_ours = (message.run, message.client) == (self._settings.run, sender)
         is_valid = is_ours and message.sequence > 0
@@ -121,8 +116,7 @@ class Intake:
         return Verdict(first, update, last)
 
     def _unasked(self, event: UpdateArrived, answer: NoAnswer, *, is_ours: bool) -> Verdict:
-        """Decide about an update that answers no open dispatch. `is_ours`: whether the run and the
-        client that the update states are this run and the sender."""
+        """An update that answers no open dispatch. `is_ours`: it states this run and the sender."""
         sender, message, number = event.sender, event.message, event.message.dispatch
         if answer is NoAnswer.DUPLICATE:
             return Verdict([Acknowledge(sender, number)])
@@ -147,22 +141,21 @@ class Intake:
     # Rejections
 
     def reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """Return the record that a message of `sender` is rejected; no record after the end of the run.
-        `dispatch`: the dispatch that the message answers; 0 if the dispatch is unknown."""
+        """Return no record after the end of the run. `dispatch`: that the message answers; 0 if
+        unknown."""
         if self._ending.end is not None:
             return []
         why = make_printable(reason, _MAX_REASON)
         return [Log(events.UpdateRejected(to_seconds(at), sender, why, dispatch))]
 
     def stray(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """Reject a message that answers no dispatch. Return a record only if the rate limit permits,
-        because a client can send any number of such messages."""
+        """Return a record only if the rate limit permits: a client can send any number of messages that
+        answer no dispatch."""
         admitted = self._strays.admits(sender, to_seconds(at))
         return self.reject(sender, reason, at, dispatch) if admitted else []
 
     def unrecorded_notes(self, at: Nanoseconds) -> list[Log]:
-        """Return a note per client with the number of messages that were rejected without a record.
-        These messages answered no dispatch."""
+        """A note per client with the number of messages that were rejected without a record."""
         return [
             Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
             for client, count in self._strays.refused.items()

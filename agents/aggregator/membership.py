@@ -1,4 +1,4 @@
-"""Membership of the run's clients: which are ready, and which are present. No I/O and no clock."""
+"""Which clients are ready, and which are present. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from agents.rules.interface import Server
 
 
 class MembershipChange(Enum):
-    """Change of membership that a client's status causes."""
-
     JOINED = "joined"
     LEFT = "left"
     RECONNECTED = "reconnected"
-    """The client reported `ready` again, so messages may be lost."""
+    """Reported `ready` again, so messages may be lost."""
 
 
 class Membership:
-    """Membership of clients. A client is ready from its status `ready` until its status `joining` (its
-    process restarts) or `offline`. While the run clock runs, the ready clients are present, and the rule
-    knows them. Idle clients may be ready, but are never present.
+    """A client is ready from its status `ready` until `joining` (its process restarts) or `offline`.
+    While the run clock runs, the ready clients are present, and the rule knows them. Idle clients are
+    never present.
 
-    `importance`: importance p_i of each client that trains, in device order. `idle`: the other clients.
+    `importance`: p_i of each client that trains, in device order. `idle`: the others.
     """
 
     def __init__(
@@ -36,13 +34,13 @@ class Membership:
 
     @property
     def ready(self) -> list[str]:
-        """Clients that are ready and train, in device order."""
+        """Clients that train, in device order."""
         return [client for client in self._importance if client in self._ready]
 
     @property
     def missing(self) -> list[str]:
-        """Clients that train and are not present, followed by idle clients that are not ready. Both
-        groups are in device order."""
+        """Clients that train and are not present, then idle ones that are not ready, each in device
+        order."""
         absent = [client for client in self._importance if client not in self._server.clients]
         return [*absent, *(client for client in self._idle if client not in self._ready)]
 
@@ -52,8 +50,8 @@ class Membership:
         return [client for client in self._idle if client in self._ready]
 
     def report(self, client: str, state: str) -> MembershipChange | None:
-        """Handle a status of `client`. The status may come from the client's last will. Return the
-        change of membership; None if there is no change, or if the client is idle."""
+        """The status may come from the client's last will. None without a change, or for an idle
+        client."""
         was_ready = client in self._ready
         if state == "ready":
             self._ready.add(client)
@@ -66,19 +64,18 @@ class Membership:
         return MembershipChange.LEFT if was_ready and client not in self._idle else None
 
     def admit(self, clients: AbstractSet[str]) -> None:
-        """Make exactly `clients` present. The rule's mapping of clients is changed in place, and stays
-        in device order."""
+        """Make exactly `clients` present. The rule's mapping is changed in place, and stays in device
+        order."""
         present = {client: p for client, p in self._importance.items() if client in clients}
         self._server.clients.clear()
         self._server.clients.update(present)
 
     def suspend(self) -> None:
-        """Mark all clients as not ready, because all processes start again."""
+        """All processes start again: no client is ready."""
         self._ready.clear()
 
     def problems(self, *, clock_runs: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `clock_runs`: whether the run clock
-        runs."""
+        """Yield a sentence for each inconsistency."""
         present = self._server.clients
         if list(present.items()) != [(c, p) for c, p in self._importance.items() if c in present]:
             yield f"{present} are present, and not of this run in this order"

@@ -1,8 +1,7 @@
-"""Messages that the aggregator sends at the end of an instant: after it has handled all inputs with the
-same time.
+"""Messages at the end of an instant, after all inputs with the same time. No I/O and no clock.
 
 The broadcast is sent first, then the deferred models, then the requests. So a client gets a model before
-the request for an update that was trained from this model. No I/O and no clock.
+the request for an update that was trained from it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from agents.rules.interface import RequestUpdate, Send
 
 
 class Outgoing:
-    """Deferred messages: at most one model and one request per client. A newer model replaces an older
-    model, and a newer request replaces an older request.
+    """At most one model and one request per client; a newer one replaces an older one.
 
     A request is remembered until an update of the same client is passed to the rule (`close_request`).
-    Until then `request_again` can send the request again.
+    Until then `request_again` can repeat it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +26,6 @@ class Outgoing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message waits."""
         return not (self._broadcast or self._sends or self._requests)
 
     def broadcast(self) -> None:
@@ -41,36 +38,32 @@ class Outgoing:
         self._requests[request.client] = self._open_requests[request.client] = request
 
     def request_again(self, client: str) -> None:
-        """Send the open request to `client` again, because no valid update has arrived. Do nothing
-        if no request is open."""
+        """No valid update has arrived. Do nothing if no request is open."""
         if client in self._open_requests:
             self._requests[client] = self._open_requests[client]
 
     def close_request(self, client: str) -> None:
-        """Close the request to `client`, because an update of this client is passed to the rule."""
+        """An update of the client is passed to the rule."""
         self._open_requests.pop(client, None)
         self._requests.pop(client, None)
 
     def forget(self, client: str) -> None:
-        """Remove the messages for a client that has left."""
         self.close_request(client)
         self._sends.pop(client, None)
 
     def clear(self) -> None:
-        """Remove all messages."""
         self._broadcast = False
         self._sends.clear()
         self._requests.clear()
 
     def pop_all(self) -> tuple[bool, list[Send], list[RequestUpdate]]:
-        """Remove and return all messages: whether a broadcast was waiting, the deferred models, and the
-        requests."""
+        """Whether a broadcast was waiting, the deferred models, and the requests."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
         self.clear()
         return taken
 
     def problems(self, present: Container[str]) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state."""
+        """Yield a sentence for each inconsistency."""
         for client in self._sends | self._requests | self._open_requests:
             if client not in present:
                 yield f"{client} is not present, and is to be sent something"

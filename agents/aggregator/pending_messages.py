@@ -1,8 +1,5 @@
-"""Messages that the aggregator's core sends, with their topics.
-
-A message waits here until the inputs that caused the message are on the disk
-(docs/concepts/durability.md).
-"""
+"""Messages of the core, with their topics, until the inputs that caused them are on the disk
+(docs/concepts/durability.md)."""
 
 from __future__ import annotations
 
@@ -17,34 +14,31 @@ from agents.wire import messages, payloads
 Requested = (
     RequestUpdate | act.AskForReport | act.AskForUnacknowledged | act.AskForShares | act.Acknowledge
 )
-"""Actions that are sent as messages on a client's request topic."""
+"""Sent on a client's request topic."""
 Message = tuple[str, bytes | chunks.Messages]
-"""Topic and payload of a message."""
 _Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 
 
 class PendingMessages:
-    """Messages that wait to be sent. `schema`: hash of the model's schema."""
+    """`schema`: hash of the model's schema."""
 
     def __init__(self, names: Topics, clients: Iterable[str], schema: str, server: Server) -> None:
         self._run, self._broadcast = names.run, names.broadcast
         self._topics = {client: (names.model(client), names.request(client)) for client in clients}
-        """For each client, the topic of its models and the topic of its requests."""
+        """Topics of each client's models and requests."""
         self._schema = schema
         self._server = server
         self.waiting: list[Message] = []
-        """Messages in order."""
+        """In order."""
         self._copied: tuple[int, list[bytes]] | None = None
-        """Newest version that was sent, and copies of its parameters and buffers; None if no version was
-        sent."""
+        """Newest version that was sent, and copies of its parameters and buffers."""
         self._body: tuple[Vectors | None, chunks.Body] | None = None
         """The rule's own vectors, and the message body, of the last dispatch of the version in
-        `_copied`. Dispatches with the same vectors share the body. None if this version was not
-        dispatched yet."""
+        `_copied`: dispatches with the same vectors share the body."""
 
     def add_model(self, action: act.Dispatch | act.BroadcastModel) -> None:
-        """Add a message with the present model. The model is copied, because the rule changes it in
-        place. The rule's own vectors are not copied, because nothing changes them any more."""
+        """The model is copied, because the rule changes it in place; its own vectors are not, because
+        nothing changes them any more."""
         message = payloads.ModelMessage(
             run=self._run,
             version=action.version,
@@ -69,7 +63,6 @@ class PendingMessages:
         self.waiting.append((topic, chunks.chunk_messages(head, self._body[1])))
 
     def add(self, action: Requested) -> None:
-        """Add a request or an acknowledgement."""
         match action:
             case act.Acknowledge(client, number):
                 request: _Request = messages.Acknowledgement(client, number)
@@ -84,11 +77,9 @@ class PendingMessages:
         self.waiting.append((self._topics[client][1], messages.encode(request)))
 
     def stop(self, client: str) -> None:
-        """Add a stop request for `client`."""
         stop = messages.encode(messages.Request(client, "stop"))
         self.waiting.append((self._topics[client][1], stop))
 
     def take(self) -> list[Message]:
-        """Remove and return all waiting messages."""
         taken, self.waiting = self.waiting, []
         return taken

@@ -1,5 +1,4 @@
-"""Progress of a run: the time of the last update, and the maximum time until the next update. No I/O and
-no clock."""
+"""Time of the last update, and maximum time until the next. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -15,36 +14,35 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
 NOTHING_ARRIVED = "nothing arrived"
 _LEAST = 10 * SECOND
 _ROUNDS = 5
-"""Maximum duration of a client's round, as a multiple of the client's longest round so far."""
+"""A round may last this multiple of the client's longest one so far."""
 _DIVERGED_EACH = 10
-"""Number of updates of each client after which training that diverged counts as hopeless."""
+"""Updates of each client after which training that diverged counts as hopeless."""
 _IDLE = 2 * SECOND
-"""Maximum time in ns during which all clients may wait for a model at the same time."""
+"""Maximum time during which all clients may wait for a model at the same time."""
 
 
 @dataclass(slots=True)
 class RunProgress:
-    """Progress of a run. All times are device times in ns. After an action on a client's device, the
-    duration of the client's round is not limited until the client's next update. Before a client's first
-    update, the duration is limited only if `expected` has an entry for the client."""
+    """All times are device times in ns. After an action on a client's device, its round is not limited
+    until its next update. Before a client's first update, it is limited only by `expected`."""
 
     expected: Mapping[str, float] = field(default_factory=dict)
-    """Nanoseconds for which a client may always be silent, by client; infinity if there is no limit. If
-    the client's longest round so far allows a longer silence, that longer time is the limit."""
+    """Nanoseconds for which a client may always be silent; infinity without a limit. Its longest round
+    so far may allow more."""
     last: Nanoseconds = 0
-    """Start of the present silence in device time: the last update, the start of the run clock, or the
-    last report of a stall."""
+    """Start of the present silence: the last update, the start of the run clock, or the last report of a
+    stall."""
     _stalled_since: Nanoseconds | None = None
     _longest: dict[str, Nanoseconds] = field(default_factory=dict)
     _states: dict[str, DeviceState] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
     """Clients on whose devices there was an action since their last update."""
     _diverged: dict[str, int] = field(default_factory=dict)
-    """Number of updates of each client that were rejected because its training had diverged, since the
-    last update that was not rejected."""
+    """Rejected updates by client, because training had diverged, since the last update that was not
+    rejected."""
 
     def start_over(self) -> None:
-        """Forget everything, because all processes start again."""
+        """All processes start again."""
         self.last, self._stalled_since = 0, None
         self._longest.clear()
         self._states.clear()
@@ -56,8 +54,7 @@ class RunProgress:
         self.last = max(self.last, at)
 
     def note_arrival(self, client: str, took: Nanoseconds, at: Nanoseconds) -> list[Log]:
-        """Record an update of `client`, which arrived `took` ns after its model was sent. If the update
-        ends a stall, return the record of the stall."""
+        """`took`: since the model was sent. Return the record of a stall that the update ends."""
         self.last = at
         self._longest[client] = max(took, self._longest.get(client, 0))
         self._changed.discard(client)
@@ -68,33 +65,29 @@ class RunProgress:
         self._diverged[client] = self._diverged.get(client, 0) + 1
 
     def note_usable(self) -> None:
-        """Record that an update was not rejected."""
+        """An update was not rejected."""
         self._diverged.clear()
 
     def has_diverged(self, present: Collection[str]) -> bool:
-        """Return whether no client in `present` makes progress any more: the last updates of all of them
-        were rejected because training had diverged."""
+        """The last updates of all clients in `present` were rejected because training had diverged."""
         return all(self._diverged.get(client, 0) >= _DIVERGED_EACH for client in present)
 
     def note_stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
-        """Record that nothing has arrived since `since`; return the time at which the stall began. From
-        now on, silence is measured from `at`, so that clients are asked again if the silence
-        continues."""
+        """Return the begin of the stall. From now on, silence is measured from `at`, so that clients are
+        asked again if it continues."""
         if self._stalled_since is None:
             self._stalled_since = since
         self.restart_silence(at)
         return self._stalled_since
 
     def end_stall(self, at: Nanoseconds) -> list[Log]:
-        """End the stall at time `at`; return the record of the stall. Return an empty list if there is
-        no stall."""
+        """Return the record of the stall; empty if there is none."""
         since, self._stalled_since = self._stalled_since, None
         if since is None:
             return []
         return [Log(events.Disrupted(to_seconds(at), to_seconds(since), NOTHING_ARRIVED))]
 
     def note_action(self, client: str, action: Action) -> None:
-        """Record an action on the device of `client`."""
         self._states[client] = self._states.get(client, DeviceState()).with_action(action)
         self._changed.add(client)
 
@@ -106,10 +99,9 @@ class RunProgress:
         *,
         all_wait: bool,
     ) -> Nanoseconds | None:
-        """Return the time since which nothing has arrived. Return None if nothing had to arrive by
-        the time `at`. `open_since`: for each client that trains, the time at which its model was
-        sent. `all_wait`: whether all clients of the run are present and the rule waits for no
-        timer."""
+        """Time since which nothing has arrived; None if nothing had to arrive by `at`. `open_since`:
+        when each client's model was sent. `all_wait`: all clients of the run are present, and the rule
+        waits for no timer."""
         since = max([self.last, *open_since.values()])
         if not open_since and not all_wait:
             return None
@@ -117,8 +109,7 @@ class RunProgress:
         return since if at - since > patience else None
 
     def overdue(self, at: Nanoseconds, open_since: Mapping[str, Nanoseconds]) -> dict[str, Nanoseconds]:
-        """Return the entries of `open_since` for clients that take far longer than in their earlier
-        rounds."""
+        """Clients that take far longer than in their earlier rounds."""
         return {
             client: began
             for client, began in open_since.items()
@@ -126,15 +117,13 @@ class RunProgress:
         }
 
     def patience(self, present: Iterable[str], training: Collection[str]) -> float:
-        """Return the nanoseconds for which all clients in `training` may be silent. Return infinity if
-        an action keeps a client in `present` from working, or if the round of a client in `training` is
-        not limited."""
+        """Nanoseconds for which all clients in `training` may be silent; infinity if an action keeps a
+        client in `present` from working, or a round is not limited."""
         if any(map(self._is_held, present)):
             return math.inf
         return max([_LEAST, *(self._patience(client) for client in training)])
 
     def _is_held(self, client: str) -> bool:
-        """Return whether an action keeps the device of `client` from working."""
         return client in self._states and self._states[client].is_held
 
     def _patience(self, client: str) -> float:

@@ -3,14 +3,13 @@
 The core has no clock, no socket and no random source other than its seed, so its inputs determine its
 outputs. The file begins with `_MAGIC`, which identifies the format. An entry is a head (`_HEAD`, little
 endian), a JSON text, and a payload. The head has the lengths of text and payload (4 and 8 bytes), the
-number of the entry in the run (8 bytes), the checksum of text and payload, and the checksum of the
-head's earlier fields. So an incomplete last entry after a crash can be distinguished from a damaged,
-missing or misplaced entry.
+number of the entry in the run (8 bytes), the checksum of text and payload, and that of the head's
+earlier fields. So an incomplete last entry after a crash can be distinguished from a damaged, missing or
+misplaced one.
 
 The text is `[name, {field: value, ...}]` with a name in `agents.aggregator.inputs`. For an update or a
 sum of shares, the payload is the message as it was sent. The first entry is the core's `Setup`, with
-number 0. If older entries were removed, the first entry is a `Cut` with the number of the last removed
-entry.
+number 0, or, if older entries were removed, a `Cut` with the number of the last of them.
 
 The log is flushed to the operating system before the journal, so the journal never has records whose
 inputs the log lacks.
@@ -40,17 +39,14 @@ from agents.wire import payloads
 
 _Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
-"""Magic number of the format."""
 _WRITE = b"inputs3\n"
-"""Magic number at the beginning of each write of a recycled log. Neither can be the beginning of a
-head."""
+"""Magic number of each write of a recycled log. Neither can be the beginning of a head."""
 _HEAD = struct.Struct("<IQQQ")
 _HEAD_BYTES = _HEAD.size + PACKED.size
 _PIECE = 2**20
-"""Number of bytes read at once to compute a checksum."""
+"""Bytes per read for a checksum."""
 _MOST_WAITING = 64 * 1024 * 1024
-"""Maximum number of bytes of entries that wait. `write` writes more than these itself, so that memory
-is bounded."""
+"""Bytes of entries that wait. `write` writes more than these itself, so that memory is bounded."""
 _MAX_TEXT = 64 * 1024 * 1024
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TYPES = {"Nanoseconds": int, "int": int, "float": float, "str": str}
@@ -58,7 +54,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     name: {f.name: _TYPES[str(f.type)] for f in dataclasses.fields(kind) if f.name != "message"}
     for name, kind in INPUTS.items()
 }
-"""Fields in the text of each input, with their types."""
+"""Fields of each input's text."""
 
 
 class RecordingError(Exception):
@@ -74,35 +70,29 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Range of the complete entries of a file. An incomplete entry at the file's end does not count."""
+    """Complete entries of a file. An incomplete one at its end does not count."""
 
     first: int
-    """Number of the first entry, which is a `Setup` or a `Cut`. The file has all inputs with higher
-    numbers up to `last`."""
+    """A `Setup` or a `Cut`. The file has all inputs with higher numbers up to `last`."""
     last: int
-    """Number of the last entry."""
     size: int
-    """Length of the file in bytes up to the end of the last complete entry."""
+    """Bytes up to the end of the last complete entry."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """Entry that is not written yet."""
-
     number: int
-    """Number of the entry in the run."""
     text: bytes
     payload: _Bytes = b""
 
     @property
     def size(self) -> int:
-        """Size of the entry in bytes."""
         return _HEAD_BYTES + len(self.text) + len(self.payload)
 
 
 class Recording:
-    """Writer of the log at `path`. Other users may not read the file, because it contains updates of
-    single clients.
+    """Writer of the log at `path`, which other users may not read: it contains updates of single
+    clients.
 
     Entries wait in memory until they are flushed or synced; `start_sync` does that in a thread.
 
@@ -112,15 +102,15 @@ class Recording:
     """
 
     def __init__(self, path: Path, begin: Setup, *, recycled: bool = False) -> None:
-        """Replace the file by a new one whose first entry is `begin`."""
+        """Replace the file by one whose first entry is `begin`."""
         self._open(path, last=0, size=0, recycled=recycled)
         self._append([_Entry(0, _JSON.encode(dataclasses.asdict(begin)).encode())])
         self.is_dirty = True
 
     @classmethod
     def reopen(cls, path: Path, extent: Extent, *, recycled: bool = False) -> Recording:
-        """Open an existing file to append to it. `extent`: range of the file's complete entries. What
-        is after them is removed. A recycled log must be cut before the next entry."""
+        """Append after `extent`, the complete entries; what follows them is removed. A recycled log must
+        be cut before the next entry."""
         continued = cls.__new__(cls)
         continued._open(path, extent.last, extent.size, recycled=recycled)
         return continued
@@ -133,23 +123,21 @@ class Recording:
         self._file = AppendedFile(path, size, direct=recycled)
         self._file.truncate()
         self._last = last
-        """Number of the last entry."""
         self.size = size
-        """Size of the log in bytes, without entries that wait."""
+        """Bytes, without entries that wait."""
         self._waiting: list[_Entry] = []
-        """Entries that are not written yet, in order."""
         self._waiting_bytes = 0
         self.is_dirty = False
-        """Whether there are entries that neither `sync` nor `start_sync` has dealt with."""
+        """Entries that neither `sync` nor `start_sync` has dealt with."""
         self.has_failed = False
-        """Whether an entry could not be written. No later entry is written then."""
+        """An entry could not be written. No later entry is written then."""
         self._thread = ThreadPoolExecutor(1, "log")
         self._writing: Future[None] | None = None
-        """The write that `start_sync` has begun; None if it was waited for."""
+        """Begun by `start_sync`; None if it was waited for."""
 
     def write(self, event: Input, payload: bytes | bytearray | None = None) -> None:
-        """Append `event`. `payload`: the bytes from which an update was decoded; None if they are not
-        available. They must not change any more."""
+        """`payload`: the bytes from which an update was decoded, if available. They must not change any
+        more."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
         message: _Bytes = b""
@@ -165,7 +153,7 @@ class Recording:
             self.flush()
 
     def flush(self) -> None:
-        """Write all entries to the operating system; a recycled log to the disk, too, because only then
+        """Write all entries to the operating system; of a recycled log to the disk, because only then
         may the next write begin."""
         self.join()
         if self._recycled:
@@ -174,28 +162,27 @@ class Recording:
             self._append(self._take())
 
     def sync(self) -> None:
-        """Write all entries to the disk."""
         self.join()
         if self.is_dirty:
             self.is_dirty = False
             self._append(self._take(), sync=True)
 
     def start_sync(self) -> Future[None]:
-        """Begin to write all entries to the disk in a thread. At its end the future is done."""
+        """The future is done when the thread has written all entries to the disk."""
         self.join()
         entries, self.is_dirty = self._take(), False
         self._writing = self._thread.submit(self._append, entries, sync=True)
         return self._writing
 
     def join(self) -> None:
-        """Wait until the thread has written. Raises OSError if it could not write."""
+        """Raises OSError if the thread could not write."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def cut(self) -> None:
-        """Remove all entries of a recycled log: continue in another file that has only a `Cut`. A crash
-        leaves either the old file or the new file at the log's path."""
+        """Continue in another file that has only a `Cut`. A crash leaves either file at the log's
+        path."""
         self.sync()
         self._file.close()
         self._file, self.size = AppendedFile(self._spare, direct=True), 0
@@ -243,14 +230,13 @@ class Recording:
 
 
 def _whole_blocks(entries: Sequence[_Entry]) -> list[_Bytes]:
-    """Return a write of a recycled log: spaces after the last text fill up the last block."""
+    """Spaces after the last text fill up the last block."""
     size = len(_WRITE) + sum(entry.size for entry in entries)
     entries[-1].text += b" " * (-size % BLOCK)
     return [_WRITE, *_pieces(entries)]
 
 
 def _pieces(entries: Sequence[_Entry]) -> list[_Bytes]:
-    """Return the bytes of `entries`."""
     pieces: list[_Bytes] = []
     for entry in entries:
         text, payload = entry.text, entry.payload
@@ -268,14 +254,14 @@ def _lay_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """Marker: the entry at byte `at` is incomplete, because the file ends within it."""
+    """The entry at byte `at` is incomplete, because the file ends within it."""
 
     at: int
 
 
 def check(path: Path) -> Extent:
-    """Verify all checksums of the file; return the range of its complete entries. Raises OSError, and
-    RecordingError if the file is no recording, or if an entry is damaged, missing or misplaced."""
+    """Verify all checksums. Raises OSError, and RecordingError if the file is no recording, or an entry
+    is damaged, missing or misplaced."""
     with files.open_regular(path) as file:
         _check_magic(file, path)
         first, last, size = -1, -1, 0
@@ -297,9 +283,8 @@ def check(path: Path) -> Extent:
 
 
 def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
-    """Yield the first entry, then all entries with a number above `skip`. Raises OSError. Raises
-    RecordingError if the file is no recording, or if an entry is invalid; the message has the entry's
-    byte position."""
+    """Yield the first entry, then those with a number above `skip`. Raises OSError, and RecordingError
+    with the byte position if the file is no recording, or an entry is invalid."""
     with files.open_regular(path) as file:
         _check_magic(file, path)
         for count, head in enumerate(_heads(file, path)):
@@ -328,16 +313,13 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Head of an entry."""
-
     at: int
     """Byte position of the entry."""
     number: int
-    """Number of the entry in the run."""
     text: int
-    """Length of the text in bytes."""
+    """Bytes."""
     payload: int
-    """Length of the payload in bytes."""
+    """Bytes."""
     summed: int
     """Checksum of text and payload."""
 
@@ -356,9 +338,9 @@ def _begins_with(file: BinaryIO, magic: bytes) -> bool:
 
 
 def _is_end(file: BinaryIO, at: int, number: int) -> bool:
-    """Return whether an invalid entry at byte `at` is the end of a recycled log, because the write of
-    entry `number` was not completed, or never begun. It is damaged instead if a later write is there,
-    because the next write begins when this one is on the disk."""
+    """Whether an invalid entry is the end of a recycled log, because the write of entry `number` was not
+    completed, or never begun. It is damaged instead if a later write is there, because the next write
+    begins when this one is on the disk."""
     if not _begins_with(file, _WRITE):
         return False
     for begin in range(at // BLOCK * BLOCK, os.fstat(file.fileno()).st_size, BLOCK):
@@ -379,8 +361,8 @@ def _is_head(packed: bytes) -> bool:
 
 
 def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
-    """Yield the verified head of each entry. At each yield the file is positioned at the entry's text,
-    and the caller may read from the file. Raises RecordingError."""
+    """Verified. At each yield the file is positioned at the entry's text, and the caller may read from
+    it. Raises RecordingError."""
     end, at, expected = os.fstat(file.fileno()).st_size, 0, None
     while at < end:
         file.seek(at)

@@ -1,5 +1,5 @@
-"""Reports of clients after messages may have been lost. In a report, a client states the dispatch that
-it is working on. No I/O and no clock."""
+"""Reports of clients after messages may have been lost: which dispatch they are working on. No I/O and
+no clock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _SILENCE = from_seconds(silence_timeout())
 
 
 class Reports:
-    """Requests for reports, and the clients' answers."""
-
     def __init__(self, settings: Settings, server: Server, timers: Timers, sending: Sending) -> None:
         self._silence = settings.silence
         self._sends_vectors = bool(settings.side.model_vectors)
@@ -28,51 +26,47 @@ class Reports:
         self._timers = timers
         self._sending = sending
         self._asked_about: dict[str, int] = {}
-        """For each client that owes a report, the number of the dispatch that the client was last asked
-        about. The number is 0 if the client had no open dispatch, or counts as absent because it did not
-        answer."""
+        """By client that owes a report: dispatch that it was last asked about; 0 if it had no open one,
+        or counts as absent because it did not answer."""
 
     def record_disruption(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
-        """Record the disruption, and ask every present client which dispatch it is working on."""
+        """Ask every present client which dispatch it is working on."""
         record = events.Disrupted(to_seconds(at), to_seconds(since), reason)
         return [Log(record), *(self.ask(client, at) for client in self._server.clients)]
 
     def ask(self, client: str, at: Nanoseconds) -> AskForReport:
-        """Ask `client` about the newest dispatch that it may still answer."""
+        """Ask about the newest dispatch that the client may still answer."""
         newest = self._asked_about[client] = self._sending.dispatches.newest_open(client)
         self._timers.set(("report", client), at + self._silence.get(client, _SILENCE))
         return AskForReport(client, newest)
 
     def asked_about(self, client: str) -> int | None:
-        """Return the number of the dispatch that `client` was last asked about; None if `client` owes no
-        report."""
+        """None if the client owes no report."""
         return self._asked_about.get(client)
 
     def expect_none(self, client: str) -> None:
-        """Stop expecting a report of `client`."""
         self._timers.cancel(("report", client))
         self._asked_about.pop(client, None)
 
     def miss(self, client: str) -> None:
-        """Record that `client` has not answered in time. The client then counts as absent until it
-        answers."""
+        """The client has not answered in time, and counts as absent until it does."""
         self._asked_about[client] = 0
 
     def brings_back(self, client: str) -> bool:
-        """Stop counting `client` as absent, because its report has arrived. Return whether the client
-        counted as absent before."""
+        """A report has arrived. Return whether the client counted as absent before."""
         if client not in self._asked_about or client in self._server.clients:
             return False
         self.expect_none(client)
         return True
 
     def handle(self, event: Reported) -> tuple[list[Action], bool]:
-        """Handle a report: the client's next update will answer `event.dispatch`. If the dispatch that
-        the client was asked about is newer and still open, that dispatch or its update was lost, and the
-        client gets another model. The rule is not informed, because it still waits for an answer.
+        """The client's next update will answer `event.dispatch`. If the dispatch that the client was
+        asked about is newer and still open, it or its update was lost, and the client gets another
+        model. The rule is not informed, because it still waits for an answer.
 
         Return the actions, and whether the client must rejoin instead: only the rule knows the vectors
-        that it sends with its models."""
+        that it sends with its models.
+        """
         client, about, at = event.client, event.about, event.at
         asked = self._asked_about.get(client)
         if asked is None or about > asked:
@@ -90,12 +84,12 @@ class Reports:
         return [record, self._sending.dispatch(Send(client, lr=lost.lr), at)], False
 
     def suspend(self) -> None:
-        """Stop expecting reports, because all processes are new when the run resumes."""
+        """All processes are new when the run resumes."""
         for client in [*self._asked_about]:
             self.expect_none(client)
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state."""
+        """Yield a sentence for each inconsistency."""
         for timer in self._timers.names():
             if timer[0] == "report" and timer[1] not in self._asked_about.keys() & self._server.clients:
                 yield f"a timer waits for a report of {timer[1]}, which owes none or is not present"

@@ -10,18 +10,16 @@ from agents.aggregator.inputs import Input
 
 
 class RunPhase(IntEnum):
-    """Phase of a run. The value of a phase is its column in `REACTIONS`."""
+    """The value of a phase is its column in `REACTIONS`."""
 
     WAITING = 0
     """The run clock has not started; clients report that they are ready."""
     RUNNING = 1
-    """The run clock runs."""
     SUSPENDED = 2
     """All processes were started again, and the run clock stands still until `Started`. Updates that
     clients have kept are accepted."""
     ENDED = 3
-    """The run is over: no models are sent and no versions are made. The last evaluation is not done
-    yet."""
+    """No models are sent and no versions are made. The last evaluation is not done yet."""
     FINISHED = 4
     """All records are written. A run that ended early can be resumed by `Suspended`."""
 
@@ -35,11 +33,9 @@ class RunPhase(IntEnum):
 
 
 class Reaction(Enum):
-    """Reaction of the core to a kind of input in a phase."""
-
     HANDLED = "handled"
     IGNORED = "ignored"
-    """Messages or other processes can cause this input. The input has no effect."""
+    """Messages or other processes can cause this input; it has no effect."""
     ILLEGAL = "illegal"
     """Only a defect of the program can cause this input."""
 
@@ -67,7 +63,7 @@ REACTIONS: Mapping[type[Input], tuple[Reaction, ...]] = {
 
 
 class IllegalInputError(RuntimeError):
-    """The core received an input that is impossible in the phase of its run."""
+    """An input that is impossible in the phase of the run."""
 
     def __init__(self, event: Input, phase: RunPhase) -> None:
         super().__init__(f"{type(event).__name__} is impossible while the run is {phase}: {event}")

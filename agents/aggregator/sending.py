@@ -1,5 +1,5 @@
-"""Sending of models to clients, and the clients' updates that were passed to the rule or lost. No I/O
-and no clock."""
+"""Models on their way to clients, and updates that were passed to the rule or lost. No I/O and no
+clock."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from agents.wire.payloads import UpdateMessage
 
 
 class Sending:
-    """Sending of models. `dispatches`: dispatches that were sent; `outgoing`: messages for the end of
-    the instant; `arrivals`: answers that wait to be applied."""
+    """`dispatches`: sent; `outgoing`: messages for the end of the instant; `arrivals`: answers that wait
+    to be applied."""
 
     def __init__(
         self, settings: Settings, server: Server, arrivals: Arrivals, steps: ServerSteps
@@ -37,21 +37,20 @@ class Sending:
         self._is_residual = settings.side.kind == "residual"
         self._remembers = bool(settings.side.memory)
         self._own_sizes = sizes(settings.side.model_vectors, server.w.size)
-        """Number of elements of each vector that the rule sends with a model."""
+        """Elements of each vector that the rule sends with a model."""
         self._tells_losses = self._is_residual and steps.sums is not None
         self.dispatches = Dispatches()
         self.outgoing = Outgoing()
         self._acknowledged: dict[str, int] = {}
-        """For each client, the sequence number of its last update that was passed to the rule."""
+        """Sequence number of each client's last update that was passed to the rule."""
         self.bases: dict[int, Vector] = {}
-        """Copies of models by version, because an update may be encoded as the difference to a model.
-        Empty unless `keeps_models` is set."""
+        """Copies of models by version, because an update may be encoded as the difference to one. Empty
+        unless `keeps_models`."""
         self._losses = Losses()
 
     def with_copies(self, sends: Sequence[Send]) -> list[Send]:
-        """Return `sends` with copies of their vectors, because the rule may change its vectors in place.
-        One copy of an array serves all clients. Raises DeclarationError for vectors that the rule has
-        not declared."""
+        """The rule may change its vectors in place. One copy of an array serves all clients. Raises
+        DeclarationError for vectors that the rule has not declared."""
         copies: dict[tuple[tuple[str, int], ...], Vectors] = {}
         copied: list[Send] = []
         for send in sends:
@@ -63,8 +62,8 @@ class Sending:
         return copied
 
     def check_broadcast(self) -> None:
-        """Raise DeclarationError if the rule sends vectors of its own, because a broadcast cannot
-        contain them."""
+        """Raise DeclarationError if the rule sends vectors of its own: a broadcast cannot contain
+        them."""
         if self._own_sizes:
             raise DeclarationError(
                 f"Broadcast has no vector {next(iter(self._own_sizes))}, which the rule declares: use a "
@@ -72,8 +71,8 @@ class Sending:
             )
 
     def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
-        """Send the present model to a client. Raises DeclarationError if the run has no such client, or
-        if `send` has vectors, and the rule has declared none."""
+        """Raises DeclarationError if the run has no such client, or if `send` has vectors, and the rule
+        has declared none."""
         client, version = send.client, self._server.version
         if client not in self._known:
             raise DeclarationError(f"Send to {client!r:.80}, which is not a client of this run")
@@ -92,8 +91,7 @@ class Sending:
         return Dispatch(client, version, number, send.lr, known, waiting, lost, send.vectors)
 
     def instant_over(self, at: Nanoseconds) -> list[Action]:
-        """Send the messages that waited for the end of this instant: the broadcast, the models, then the
-        requests."""
+        """Send what waited: the broadcast, the models, then the requests."""
         broadcast, sends, requests = self.outgoing.pop_all()
         actions: list[Action] = []
         if broadcast:
@@ -105,8 +103,8 @@ class Sending:
         return [*actions, *(self.dispatch(send, at) for send in sends), *requests]
 
     def _keep_model(self) -> None:
-        """Keep a copy of the model about to be sent: the update may come back as a difference to it.
-        Remove copies of models that no client may still answer."""
+        """Copy the model about to be sent: the update may come back as a difference to it. Remove copies
+        that no client may still answer."""
         version = self._server.version
         if version in self.bases:
             return
@@ -117,7 +115,7 @@ class Sending:
     # Passed and lost updates
 
     def note_passed(self, message: UpdateMessage, wanted: rules.Actions) -> None:
-        """Record that an update was passed to the rule. `wanted`: actions that the rule returned."""
+        """`wanted`: actions that the rule returned."""
         client = message.client
         if self._is_residual and any(isinstance(action, rules.Ignored) for action in wanted):
             self._acknowledged.pop(
@@ -132,43 +130,37 @@ class Sending:
             self._losses.confirm(client, message.dispatch)
 
     def acknowledged(self, client: str) -> int:
-        """Return the sequence number of the last update of `client` that was passed to the rule; 0 if no
-        update was passed."""
+        """0 if no update of the client was passed to the rule."""
         return self._acknowledged.get(client, 0)
 
     def retire(self, client: str) -> None:
-        """Forget the sequence number of a client that leaves. If the client comes back, it starts like a
-        new one."""
+        """A client that comes back starts like a new one."""
         self._acknowledged.pop(client, None)
 
     def lose(self, client: str, dispatch: int) -> None:
-        """Record that an update of `client` is lost, because its sum is lost. `dispatch`: number of the
-        dispatch that the update answered."""
+        """The update that answered `dispatch` is lost with its sum."""
         if self._is_residual:
             self._losses.add(client, dispatch)
 
     # Unanswered models
 
     def open_since(self) -> dict[str, Nanoseconds]:
-        """For each present client, return the time at which its oldest unanswered model was sent. A
-        client without an unanswered model has no entry."""
+        """By present client: when its oldest unanswered model was sent."""
         first = self.dispatches.first_open
         return {client: sent.at for client in self._server.clients if (sent := first(client))}
 
     def unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
-        """Return the record of the models that were sent to `client` and are not answered. Return an
-        empty list if all models are answered."""
+        """Record of models that the client has not answered, if any."""
         if (dispatch := self.dispatches.first_open(client)) is None:
             return []
         return [unfinished(client, dispatch, self.dispatches.newest_open(client), at, at)]
 
     def forget(self, client: str) -> None:
-        """Remove dispatches and messages for a client that has left."""
         self.dispatches.forget(client)
         self.outgoing.forget(client)
 
     def problems(self, *, is_over: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state."""
+        """Yield a sentence for each inconsistency."""
         present = self._server.clients
         yield from self.dispatches.problems(present, is_over=is_over)
         yield from self.outgoing.problems(present)
@@ -181,6 +173,6 @@ class Sending:
 def unfinished(
     client: str, dispatch: Dispatched, number: int, at: Nanoseconds, until: Nanoseconds
 ) -> Log:
-    """Return the record that no answer to the dispatches from `dispatch` to `number` was applied."""
+    """No answer to the dispatches from `dispatch` to `number` was applied."""
     begun, now = to_seconds(dispatch.at), to_seconds(at)
     return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number))

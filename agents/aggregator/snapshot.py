@@ -1,9 +1,9 @@
 """File of a checkpoint: the aggregator's state as a pickle, with vectors as raw bytes.
 
 The state is a graph of objects that refer to each other (the core, its rule, and the server that both
-use). Pickle preserves these references. When a file is read, `_Reader` allows only classes of the
-modules in `_MODULES`, classes of the run's user code, and NumPy's arrays and generators. So a forged
-file cannot run code from any other module.
+use), which pickle preserves. When a file is read, `_Reader` allows only classes of the modules in
+`_MODULES`, of the run's user code, and NumPy's arrays and generators. So a forged file cannot run code
+from elsewhere.
 
 Layout: `_HEAD` (magic number, length of the pickle, number of buffers, checksum of the rest), the
 lengths of the buffers, the pickle, the buffers. Integers are little endian.
@@ -27,8 +27,7 @@ from agents.selection import SELECTIONS
 
 _HEAD = struct.Struct("<8sQQQ")
 _MAGIC = b"testbed9"
-"""Magic number with the version of the state's classes. Change it whenever one of these classes
-changes."""
+"""Version of the state's classes. Change it whenever one of them changes."""
 _MODULES = {
     "agents.aggregator.arrivals",
     "agents.aggregator.core",
@@ -61,7 +60,7 @@ _MODULES = {
     *(rule.__module__ for rule in RULES.values()),
     *(selection.__module__ for selection in SELECTIONS.values()),
 }
-"""Modules whose classes a state may contain. Creating objects of these classes has no side effects."""
+"""Modules whose classes a state may contain: making their objects has no side effects."""
 _OTHERS = {
     ("agents.aggregator.durable", "DurableState"),
     ("builtins", "set"),
@@ -83,16 +82,15 @@ _UNREADABLE = (
     *(struct.error, pickle.UnpicklingError, EOFError, MemoryError, OverflowError),
     *(AttributeError, LookupError, TypeError, ValueError),
 )
-"""Exceptions that reading a damaged file may raise."""
+"""May be raised by a damaged file."""
 
 
 class SnapshotError(Exception):
-    """The state of a run cannot be restored; the message says why."""
+    """The message says why the state cannot be restored."""
 
 
 def save(state: object, path: Path) -> int:
-    """Write `state` to `path` atomically, and flush the file to the disk; return the file's size in
-    bytes."""
+    """Write atomically, and flush to the disk; return the size in bytes."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
     raw = [one.raw() for one in buffers]
@@ -110,8 +108,8 @@ def save(state: object, path: Path) -> int:
 
 
 def check(path: Path) -> None:
-    """Raise SnapshotError if the file was not written by this version of the testbed. Only the file's
-    magic number is read. Raises OSError."""
+    """Raise SnapshotError if the file was not written by this version of the testbed, by its magic
+    number. Raises OSError."""
     with files.open_regular(path) as file:
         _check_magic(path, file.read(len(_MAGIC)))
 
@@ -124,7 +122,7 @@ def _check_magic(path: Path, magic: bytes) -> None:
 
 
 def load(path: Path) -> Any:
-    """Return the state that `save` wrote, with writable vectors. Raises OSError, SnapshotError."""
+    """Vectors are writable. Raises OSError, SnapshotError."""
     try:
         with files.open_regular(path) as file:
             magic, size, count, summed = _HEAD.unpack(file.read(_HEAD.size))

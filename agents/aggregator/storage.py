@@ -1,4 +1,4 @@
-"""Files that the aggregator writes for readers of the run: the journal (`events.jsonl`) and models."""
+"""Files for readers of the run: the journal (`events.jsonl`) and models."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from agents.models.vectors import Vector
 from agents.wire import payloads
 
 _PIECE = 2**20
-"""Number of bytes read at once."""
 
 
 class Journal:
-    """Writer that appends to the journal at `path`. When a run is recovered, the writer starts at byte
-    `begin` and writes the same lines again."""
+    """Appends to the journal. In a recovery it starts at byte `begin`, and writes the same lines
+    again."""
 
     def __init__(self, path: Path, begin: int | None = None) -> None:
         path.touch()
@@ -31,19 +30,19 @@ class Journal:
             self._sum.update(piece)
             left -= len(piece)
         self._lines: list[str] = []
-        """Lines that are not written yet, because the log of inputs has to be written first."""
+        """Not written yet, because the log of inputs has to be written first."""
 
     def write(self, *records: events.Record) -> None:
         self._lines.extend(map(events.to_line, records))
 
     @property
     def lines(self) -> int:
-        """Number of lines that are not written yet."""
+        """Lines that are not written yet."""
         return len(self._lines)
 
     def flush(self, lines: int | None = None) -> None:
-        """Flush the next `lines` buffered records to the operating system, or all if `lines` is None.
-        Readers then see the records, but the records may not be on the disk yet."""
+        """Flush the next `lines` records, or all, to the operating system. Readers then see them, but
+        they may not be on the disk yet."""
         written = "".join(self._lines[:lines]).encode()
         self._sum.update(written)
         with files.errors_name(self._path):
@@ -52,22 +51,20 @@ class Journal:
         del self._lines[:lines]
 
     def sync(self) -> None:
-        """Flush all records to the disk."""
         self.flush()
         os.fdatasync(self._file.fileno())
 
     def size(self) -> int:
-        """Return the length of the file in bytes up to the last flush."""
+        """Bytes up to the last flush."""
         return self._file.tell()
 
     def sum(self) -> int:
-        """Return the checksum of the file up to the last flush."""
+        """Checksum up to the last flush."""
         return self._sum.intdigest()
 
     def compare(self) -> tuple[bool, list[str]]:
-        """Compare the complete lines after the present position of the file with the lines that are not
-        flushed. Return whether any line differs, and the additional lines of the file. The file is not
-        changed."""
+        """Compare the complete lines after the present position with those that are not flushed. Return
+        whether any differs, and the additional lines of the file, which is not changed."""
         end = self._file.tell()
         *lines, _torn = self._file.read().split(b"\n")
         self._file.seek(end)
@@ -76,7 +73,7 @@ class Journal:
         return differs, [line.decode(errors="replace") for line in lines[len(made) :]]
 
     def cut(self) -> None:
-        """Flush, and remove the rest of the file after the present position."""
+        """Flush, and remove the rest of the file."""
         self.flush()
         self._file.truncate()
 
@@ -90,12 +87,12 @@ class Journal:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, left by a crash, so that the next record has its own line."""
+    """A crash may have left it. The next record gets a line of its own."""
     whole = path.read_bytes().rpartition(b"\n")
     os.truncate(path, len(whole[0]) + len(whole[1]))
 
 
 def save_model(folder: Path, name: str, w: Vector, buffers: Buffers, version: int, schema: str) -> None:
-    """Write the model `w`, shape (d,), to `folder/<name>.safetensors` atomically."""
+    """Atomically. `w`: shape (d,)."""
     metadata = {"version": str(version), "schema": schema}
     files.save(folder / f"{name}.safetensors", payloads.pack(w, metadata, buffers))

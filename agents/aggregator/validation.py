@@ -1,4 +1,4 @@
-"""Validation of updates: checks that protect the rule, and the run's bounds. No I/O and no clock."""
+"""Validation of updates: protection of the rule, and the run's bounds. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded, UpdateMessage
 
 MAX_COUNT = 2**63 - 1
-"""Largest integer that the tables made from the records can hold."""
+"""Largest integer that the records' tables can hold."""
 _MAX_EFFECTIVE_STEPS = 1e12
-"""Maximum of an update's `effective_steps`. A rule multiplies vectors of norm up to 1.8e19 by this
-number; the limit keeps the model finite."""
+"""A rule multiplies vectors of norm up to 1.8e19 by an update's `effective_steps`; the limit keeps the
+model finite."""
 _MAX_LOSS = 3.5e38
-"""Largest finite loss. NaN means that there is no loss; infinity means that the loss overflowed."""
+"""Largest finite loss. NaN means that there is none; infinity that it overflowed."""
 
 
 class Validation:
-    """Checks of updates against the run's settings."""
-
     def __init__(self, settings: Settings, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
         self._server = server
         self._steps = steps
         self._kinds = settings.side.kinds
         self._own_sizes = sizes(settings.side.update_vectors, server.w.size)
-        """Number of elements of each vector that an update has for the rule."""
+        """Elements of each vector that an update has for the rule."""
         self._is_bounded = settings.bounds.staleness is not None or settings.bounds.over_norm == "drop"
 
     def check(
@@ -46,9 +44,8 @@ class Validation:
         begin: Nanoseconds,
         end: Nanoseconds,
     ) -> UpdateMessage | str:
-        """Return the update with its decoded vector, or the reason to reject it. `dispatch`: the
-        dispatch that the update answers. `base`: the dispatched model; None if no copy of the model is
-        kept. `begin`, `end`: times on the client's clock at which the model was sent and the update
+        """Return the update with its decoded vector, or the reason to reject it. `base`: the dispatched
+        model, if a copy is kept. `begin`, `end`: client's clock when the model was sent and the update
         arrived."""
         message, settings = event.message, self._settings
         if message.kind not in self._kinds:
@@ -87,8 +84,7 @@ class Validation:
         return problem or (self._is_bounded and self._too_long(message)) or message
 
     def _own_vectors(self, message: UpdateMessage) -> Vectors | str:
-        """Return the decoded vectors that the update has for the rule, in the order in which the rule
-        declares them, or the reason to reject the update."""
+        """In the order in which the rule declares them, or the reason to reject the update."""
         decoded: dict[str, Vector] = {}
         for name, vector in message.vectors.items():
             found: Vector | str = np.zeros(0, np.float32)  # a name that is not declared
@@ -109,23 +105,20 @@ class Validation:
         return {name: decoded[name] for name in self._own_sizes}
 
     def _too_stale(self, dispatch: Dispatched) -> str | None:
-        """Return why the answer to `dispatch` is too stale; None if it is not too stale."""
         bound, staleness = self._settings.bounds.staleness, self._server.version - dispatch.version
         if bound is None or staleness <= bound:
             return None
         return f"staleness {staleness}, expected at most {bound}"
 
     def _too_long(self, message: UpdateMessage) -> str | None:
-        """Return why the update is rejected for its norm; None if the norm is within the bound, or if
-        the update is clipped instead."""
+        """None within the bound, or if the update is clipped instead."""
         bounds = self._settings.bounds
         if bounds.over_norm != "drop" or (length := self.over_norm(message)) is None:
             return None
         return f"norm {length:g}, expected at most {bounds.norm:g}"
 
     def over_norm(self, message: UpdateMessage) -> float | None:
-        """Return the update's ℓ2 norm if it is above the bound. Return None if the norm is within the
-        bound, or if there is no bound. The norm of an update of kind `model` is the norm of the
+        """ℓ2 norm if it is above the bound, else None. For an update of kind `model` it is that of the
         difference to the global model."""
         bound = self._settings.bounds.norm
         if bound is None:
@@ -135,9 +128,8 @@ class Validation:
         return None if length <= bound else length
 
     def clip(self, message: UpdateMessage, length: float) -> Vector:
-        """Scale the update so that its norm is the bound, and return its vector, shape (d,). `length` is
-        the norm that `over_norm` returned. For an update of kind `model`, the difference to the global
-        model is scaled."""
+        """Scale the update to the bound, and return its vector, shape (d,). `length`: from `over_norm`.
+        For an update of kind `model`, the difference to the global model is scaled."""
         share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
         vector = message.vector.astype(w.dtype)
         if message.kind != "model":
@@ -152,8 +144,8 @@ class Validation:
 def within_clock_error(
     message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds, error: Nanoseconds
 ) -> UpdateMessage:
-    """Return the update with the times that are before `begin` or after `end` by at most `error` moved
-    to them. All times are on the client's clock."""
+    """Times before `begin` or after `end` by at most `error` are moved to them. All are on the client's
+    clock."""
 
     def moved(at: Nanoseconds) -> Nanoseconds:
         nearest = min(max(at, begin), end)
@@ -169,9 +161,8 @@ def within_clock_error(
 
 
 def _impossible_field(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
-    """Return why a field of an update has an impossible value; None if all values are possible. The work
-    was done between `begin` and `end` on the client's clock. Rules divide by the fields or use them as
-    weights, and the verdict on the run uses the times."""
+    """Rules divide by the fields or use them as weights, and the verdict on the run uses the times.
+    `begin`, `end`: the client's clock."""
     if max(message.sequence, message.samples, message.steps) > MAX_COUNT:
         return f"sequence, samples or steps are above {MAX_COUNT}"
     trained = begin <= message.downloaded <= message.train_start <= message.train_end <= end

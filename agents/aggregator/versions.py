@@ -1,4 +1,4 @@
-"""Versions of the model, and the records of the updates in them. No I/O and no clock."""
+"""Versions of the model, and records of the updates in them. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 
 class Versions:
-    """Versions that the rule has made. `arrivals`: updates that wait to be applied."""
+    """`arrivals`: updates that wait to be applied."""
 
     def __init__(self, settings: Settings, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
@@ -22,11 +22,10 @@ class Versions:
         self._server = server
         self.arrivals = Arrivals()
         self.applied = 0
-        """Number of updates that were applied so far."""
+        """Updates so far."""
 
     def add(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
-        """Complete a new version: add the noise of the pipeline's steps, average the buffers, and return
-        the records."""
+        """Add the noise of the pipeline's steps, average the buffers, and return the records."""
         version, used = aggregated.version, aggregated.contributions
         if used:
             for step in self._steps.halves:
@@ -41,9 +40,8 @@ class Versions:
         return records
 
     def buffered_records(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
-        """Return the records of updates that are in the rule's buffer and not applied when the run
-        ends. If the run ended early, return one note with the number of these updates instead. These
-        updates are applied when the run is resumed."""
+        """Records of updates in the rule's buffer at the end of the run; one note with their number if
+        it ended early: they are applied when it is resumed."""
         now, count = to_seconds(at), len(self.arrivals)
         if is_cut_short:
             what = f"not applied yet, but in the rule's buffer: {count}"
@@ -54,8 +52,7 @@ class Versions:
         ]
 
     def problems(self, sent: Callable[[int], bool]) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `sent` returns whether a dispatch
-        was sent."""
+        """Yield a sentence for each inconsistency. `sent`: whether a dispatch was sent."""
         for client, number in self.arrivals:
             if client not in self._settings.importance or not sent(number):
                 yield f"{client} answered dispatch {number}, which it was never sent"
