@@ -1,4 +1,4 @@
-"""User code: tasks, rules and selections written by the user, as `module:Class` in a folder of modules
+"""Tasks, rules and selections written by the user, as `module:Class` in a folder of modules
 (docs/guide/own-code.md).
 
 Python's import state is global, so a process never uses two such folders at the same time.
@@ -25,24 +25,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HOSTS = {"flower": "agents.tasks.flower:Flower"}
-"""Built-in tasks that run user code. They are planned, copied and inspected like user code."""
+"""Built-in tasks that run user code: planned, copied and inspected like it."""
 FAILED = 3
-"""Exit code after an error in user code. The log then ends with the error's traceback."""
+"""Exit code after an error in user code, with whose traceback the log then ends."""
 _OURS = {"__main__", "agents", "analysis", "concurrent", "importlib", "testbed"}
 """Top-level modules whose frames are not user code."""
 _in_use: list[str] = []
-"""List with the folder in use as its only element; empty if no folder is in use."""
+"""The folder in use as the only element, if any."""
 
 
 def is_user_code(name: str) -> bool:
-    """Return whether `name` names user code or a built-in task that runs user code."""
+    """Or a built-in task that runs user code."""
     return ":" in name or name in HOSTS
 
 
 def use_folder(folder: str | None) -> None:
-    """Import user code from `folder` from now on; import no user code if `folder` is None. Modules of
-    the previous folder are unloaded, so that one process can run several versions of user code one after
-    the other."""
+    """None to import no user code. Modules of the previous folder are unloaded, so that one process can
+    run several versions of user code one after the other."""
     if folder is None and not _in_use:
         return  # in a forked process, inspecting each module would copy its memory pages
     # `torch.compile` then returns the module as it is. A device has no compiler, and compiling takes
@@ -58,13 +57,12 @@ def use_folder(folder: str | None) -> None:
 
 
 def folder() -> str | None:
-    """Return the folder in use; None if no folder is in use."""
     return next(iter(_in_use), None)
 
 
 def load_attribute(name: str) -> Any:
-    """Return the object `module:name` of user code. Raises LookupError if the object does not exist.
-    Errors during the import are passed on."""
+    """Object `module:name`. Raises LookupError if it does not exist. Errors during the import are passed
+    on."""
     module_name, _, last = name.partition(":")
     module = _module(module_name)
     if not hasattr(module, last):
@@ -73,16 +71,15 @@ def load_attribute(name: str) -> Any:
 
 
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
-    """Build the task or rule that `named` describes, from the built-in classes `ours` or from user code.
-    Raises LookupError if the task or rule does not exist. Errors in user code are passed on."""
+    """Task or rule of the built-in classes `ours` or of user code. Raises LookupError if it does not
+    exist. Errors in user code are passed on."""
     params = as_json_values(named.params) if is_user_code(named.name) else named.params
     return find_class(named.name, ours, base)(**params)
 
 
 def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
-    """Return the class called `name`: a key of `ours`, or `module:Class` for a dataclass of user code
-    derived from `base`. Raises LookupError if there is no such class. Errors during the import of user
-    code are passed on."""
+    """`name`: a key of `ours`, or `module:Class` for a dataclass of user code derived from `base`.
+    Raises LookupError if there is no such class. Errors during the import of user code are passed on."""
     if not is_user_code(name):
         return ours[name]
     if name in HOSTS:
@@ -111,7 +108,7 @@ def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
 
 
 def split_words(class_name: str) -> str:
-    """Return the words of `class_name`, such as `client selection` for `ClientSelection`."""
+    """Words such as `client selection` for `ClientSelection`."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", class_name).lower()
 
 
@@ -121,8 +118,7 @@ def has_module(module: str) -> bool:
 
 
 def _module(name: str) -> object:
-    """Import the module `name` of user code, without writing byte code. Raises LookupError if there is
-    no such module."""
+    """Without writing byte code. Raises LookupError if there is no such module."""
     if not has_module(name):
         raise LookupError(f"the code has no module {name}")
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
@@ -140,27 +136,24 @@ def _module(name: str) -> object:
 
 
 def is_from_user_code(error: BaseException) -> bool:
-    """Return whether `error` was raised in user code, or in code that user code called. True also for a
-    DeclarationError, which is the fault of the rule."""
+    """Raised in user code, or in code that it called; or a DeclarationError, which is the fault of the
+    rule."""
     return isinstance(error, DeclarationError) or bool(_own_lines(error))
 
 
 def is_caused_by_user_code(error: BaseException, task: str) -> bool:
-    """Return whether user code caused `error`: it was raised in user code, or in objects of the task
-    `task`, such as torch layers of its model. Errors in such objects are recognised by the notes that
-    the testbed adds to them."""
+    """Raised in user code, or in objects of `task`, such as torch layers of its model, which are
+    recognised by the notes that the testbed adds to their errors."""
     return is_from_user_code(error) or (is_user_code(task) and hasattr(error, "__notes__"))
 
 
 def error_place(error: BaseException) -> str:
-    """Return the line of user code where `error` was raised, such as " (mlp.py, line 12)". The text is
-    empty if user code did not raise the error."""
+    """Line of user code, such as " (mlp.py, line 12)"; empty if user code did not raise the error."""
     return "".join(f" ({file}, line {number})" for file, number in _own_lines(error)[-1:])
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` as text, without the testbed's frames before the first frame of
-    user code or of an object that user code made."""
+    """Without the testbed's frames before the first frame of user code or of an object that it made."""
     start = error.__traceback__
     own = is_from_user_code(error)
     while start is not None and not _begins(start.tb_frame, own=own):
@@ -193,15 +186,13 @@ def as_json_values(value: Any) -> Any:
 
 
 def _begins(frame: FrameType, *, own: bool) -> bool:
-    """Return whether the shown part of a traceback begins with `frame`. If `own` is true, this part
-    begins with the first frame of user code. Otherwise it begins with the first frame of a module
-    outside `_OURS`."""
+    """The shown part of a traceback begins with `frame`: if `own`, the first of user code, else the
+    first of a module outside `_OURS`."""
     top = str(frame.f_globals.get("__name__")).partition(".")[0]
     return is_own_frame(frame) if own else top not in _OURS
 
 
 def is_own_frame(frame: FrameType) -> bool:
-    """Return whether `frame` runs user code."""
     return _lies_in_use(frame.f_code.co_filename)
 
 
@@ -210,7 +201,7 @@ def _lies_in_use(file: str | None) -> bool:
 
 
 def _own_lines(error: BaseException) -> list[tuple[str, int]]:
-    """Return file and line number of each frame of user code in the traceback, outermost first."""
+    """File and line number of each frame of user code, outermost first."""
     return [
         (frame.f_code.co_filename.removeprefix(f"{folder()}/"), number)
         for frame, number in traceback.walk_tb(error.__traceback__)

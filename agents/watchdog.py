@@ -17,10 +17,9 @@ _LOOK_SECONDS = 1.0
 
 
 class Watchdog:
-    """Watchdog of the thread that makes it. `report` is called once for each piece of work that lasts
-    longer than `patience` seconds, with a sentence that has its place in the code. `give_up` is called
-    with this sentence if the work then lasts `longest()` seconds. `own_code_only`: ignore work outside
-    of user code."""
+    """Watches the thread that makes it. `report` gets a sentence, with the place in the code, once for
+    each piece of work that lasts longer than `patience` seconds; `give_up` gets it if the work then
+    lasts `longest()` seconds. `own_code_only`: ignore work outside of user code."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class Watchdog:
         self._report, self._give_up, self._longest = report, give_up, longest
         self._watched = threading.get_ident()
         self._since: float | None = None
-        """Time in seconds on the monotonic clock at which the present work began; None between two."""
+        """Monotonic time at which the present work began; None between two."""
         self._told: float | None = None
         """`_since` of the work that was reported last."""
         self._closed = threading.Event()
@@ -50,7 +49,6 @@ class Watchdog:
         self._since = None
 
     def close(self) -> None:
-        """End the thread."""
         self._closed.set()
 
     def _look(self) -> None:
@@ -71,14 +69,14 @@ class Watchdog:
 
 
 def _own_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame in user code; None if there is none."""
+    """Innermost frame in user code."""
     while frame is not None and not user_code.is_own_frame(frame):
         frame = frame.f_back
     return frame
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return where the work is: `own code has not returned from mine.py, line 12 (update),`."""
+    """Text such as `own code has not returned from mine.py, line 12 (update),`."""
     own = _own_frame(frame)
     shown = own or frame
     who = "it" if own is None else "own code"

@@ -29,7 +29,7 @@ class PendingMessages:
         self._schema = schema
         self._server = server
         self.waiting: list[Message] = []
-        """In order."""
+        """Messages in order."""
         self._copied: tuple[int, list[bytes]] | None = None
         """Newest version that was sent, and copies of its parameters and buffers."""
         self._body: tuple[Vectors | None, chunks.Body] | None = None

@@ -2,8 +2,8 @@
 return.
 
 The account is advanced along device time, in whole nanoseconds. All sums are whole femtojoules, so that
-they are exact: stored = initial + supplied − consumed + set. Here, `initial` is the energy at the start,
-and `set` is the sum of the changes by `set_level`.
+they are exact: stored = initial + supplied − consumed + set, with the energy at the start, and the
+changes by `set_level`.
 """
 
 from __future__ import annotations
@@ -25,61 +25,53 @@ from agents.timing.nanoseconds import Nanoseconds
 
 
 class Outlook(NamedTuple):
-    """The next event of a battery while the power draw stays the same."""
+    """Next event of a battery while the power draw stays the same."""
 
     at: Nanoseconds
-    """Device time in nanoseconds."""
+    """Device time."""
     switches: bool
-    """Whether the device powers off or returns at `at`. Otherwise the charger's power changes at
-    `at`."""
+    """The device powers off or returns at `at`; else the charger's power changes."""
 
 
 class EnergyAccount:
-    """Energy account of one device.
-
-    `cpu`: the device's planned CPU share in host cores of device time, to which `EnergyConfig.busy`
-    refers; None if the device has no CPU share. `at`: device time in nanoseconds at which the account
-    begins.
-
-    The owner of the account calls `advance` with the work since the last call. Then, if `must_switch` is
-    true, the owner powers the device off or on, and calls `switch`.
-    """
+    """`cpu`: planned CPU share in host cores of device time, to which `EnergyConfig.busy` refers, if
+    any. `at`: device time at which the account begins. The owner calls `advance` with the work since the
+    last call. Then, if `must_switch`, it powers the device off or on, and calls `switch`."""
 
     def __init__(self, config: EnergyConfig, cpu: float | None = None, at: Nanoseconds = 0) -> None:
         self.at = at
-        """Device time in nanoseconds up to which the account has counted."""
+        """Device time up to which the account has counted."""
         self.idle: Microwatts = microwatts(config.idle)
-        """Power of the device while it is on, without work."""
+        """While the device is on, without work."""
         self.busy: Microwatts = microwatts(config.busy)
         """Additional power while the whole CPU share is in use."""
         self._per_core: Microwatts = round(self.busy / cpu) if cpu else self.busy
         self._sent = femtojoules_per_byte(config.sent)
         self._received = femtojoules_per_byte(config.received)
         self.consumed: Femtojoules = 0
-        """Energy that the device has consumed, `transferred` included."""
+        """Includes `transferred`."""
         self.transferred: Femtojoules = 0
         """Energy that the device has consumed to send and receive bytes."""
         self.supplied: Femtojoules = 0
         """Energy from the charger that the device has consumed or stored. 0 without a battery."""
         self.is_on = True
-        """Whether the device has power."""
         self.is_counted = True
-        """Whether the device takes part in the run. While it is absent, it neither consumes energy nor
+        """The device takes part in the run. While it is absent, it neither consumes energy nor
         charges."""
         battery = config.battery or BatteryConfig(capacity=0.0)
         self.has_battery = config.battery is not None
         self.capacity: Femtojoules = femtojoules(battery.capacity)
-        """Energy of the full battery; 0 without a battery."""
+        """Full battery; 0 without one."""
         self.stored: Femtojoules = self._energy_at(battery.initial)
         """Energy in the battery. It may be slightly below 0 if the consumption is known only after the
         fact. 0 without a battery."""
         self._power_off_at = self._energy_at(battery.power_off_at)
         self._return_at = self._energy_at(battery.return_at)
         self.loses_memory = battery.loses_memory
-        """Whether a power-off erases the vectors that the client keeps on its disk."""
+        """A power-off erases the vectors that the client keeps on its disk."""
         self._own_charger = None if config.charger is None else Charger(config.charger)
         self._charger = self._own_charger
-        """Charger that is plugged in; None if there is none."""
+        """Plugged in."""
 
     def _energy_at(self, level: float) -> Femtojoules:
         return femtojoules(level) * self.capacity // femtojoules(1.0)
@@ -87,8 +79,7 @@ class EnergyAccount:
     # Consumption
 
     def advance(self, to: Nanoseconds, work: Femtojoules = 0) -> None:
-        """Advance the account to device time `to`. `work` is the energy of the CPU's work since `at`, in
-        addition to the idle power, spread evenly over the time."""
+        """To device time `to`. `work`: of the CPU since `at`, beside the idle power, spread evenly."""
         begin, elapsed = self.at, to - self.at
         if not self.is_counted:
             self.at = max(to, begin)
@@ -109,8 +100,8 @@ class EnergyAccount:
             self.at = end
 
     def transfer(self, *, sent: int = 0, received: int = 0) -> Femtojoules:
-        """Consume the energy to send and to receive these numbers of bytes, at once. Return the
-        energy. An absent device consumes nothing."""
+        """Consume the energy for these bytes at once, and return it. An absent device consumes
+        nothing."""
         if not self.is_counted:
             return 0
         energy = self._sent * sent + self._received * received
@@ -119,13 +110,11 @@ class EnergyAccount:
         return energy
 
     def work_of_cpu(self, cpu: Nanoseconds) -> Femtojoules:
-        """Return the energy of `cpu` nanoseconds of CPU time of one host core, as the kernel counts
-        it."""
+        """Energy of CPU time of one host core, as the kernel counts it."""
         return self._per_core * cpu
 
     def _flow(self, consumed: Femtojoules, offered: Femtojoules) -> None:
-        """Consume energy, while the charger offers energy. A full battery takes no more than is
-        consumed."""
+        """A full battery takes no more from the charger than is consumed."""
         self.consumed += consumed
         if self.has_battery:
             stored = min(self.capacity, self.stored + offered - consumed)
@@ -141,7 +130,7 @@ class EnergyAccount:
 
     @property
     def must_switch(self) -> bool:
-        """Whether the device must power off now, or, if it is off, can start again now."""
+        """The device must power off now, or, if it is off, can start again now."""
         if not self.has_battery or not self.is_counted:
             return False
         return self.stored <= self._power_off_at if self.is_on else self.stored >= self._return_at
@@ -151,21 +140,18 @@ class EnergyAccount:
         self.is_on = not self.is_on
 
     def set_level(self, level: float) -> None:
-        """Set the battery to `level`, a share of its capacity."""
+        """Share of the capacity."""
         if self.has_battery:
             self.stored = self._energy_at(level)
 
     def charge(self, watts: float | None = None) -> None:
-        """Plug in a charger with a constant power of `watts`, or the device's own charger if `watts` is
-        None."""
+        """Constant power, or the device's own charger if `watts` is None."""
         self._charger = self._own_charger if watts is None else Charger.constant(watts)
 
     def unplug(self) -> None:
-        """Unplug the charger."""
         self._charger = None
 
     def act(self, action: EnergyAction) -> None:
-        """Carry out an action on the battery or its charger."""
         match action:
             case SetBattery(level):
                 self.set_level(level)
@@ -176,18 +162,15 @@ class EnergyAccount:
 
     @property
     def charging_power(self) -> Microwatts:
-        """Power that the charger offers now."""
+        """Offered by the charger now."""
         return self._supply()[0]
 
     def _supply(self) -> tuple[Microwatts, Nanoseconds | None]:
         return (0, None) if self._charger is None else self._charger.power(self.at)
 
     def outlook(self, work: Microwatts = 0) -> Outlook | None:
-        """Return what happens next if the CPU's work draws the power `work` from now on, in addition to
-        the idle power. None if nothing ever happens.
-
-        A switch is at the first nanosecond at which the threshold is reached.
-        """
+        """Next event if the CPU's work draws `work` from now on, beside the idle power; None if there is
+        never one. A switch is at the first nanosecond at which the threshold is reached."""
         if not self.has_battery or not self.is_counted:
             return None
         if self.must_switch:
@@ -202,8 +185,7 @@ class EnergyAccount:
         return None if until is None else Outlook(until, switches=False)
 
     def switches_eventually(self, work: Microwatts = 0) -> bool:
-        """Whether the device ever powers off or returns if the CPU's work always draws the power
-        `work`."""
+        """The device ever powers off or returns if the CPU's work always draws `work`."""
         if not self.has_battery or not self.is_counted:
             return False
         if not self.is_on and not self.must_switch:
@@ -229,7 +211,7 @@ class EnergyAccount:
         return False
 
     def _charges_again(self) -> bool:
-        """Whether the charger has power now or later."""
+        """The charger has power now or later."""
         if self._charger is None:
             return False
         if self._charger.period is not None:

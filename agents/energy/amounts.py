@@ -1,5 +1,5 @@
-"""Powers and energies as whole numbers, so that sums are exact: power in microwatts, energy in
-femtojoules. One microwatt during one nanosecond is one femtojoule."""
+"""Powers and energies as whole numbers, so that sums are exact: one microwatt during one nanosecond is
+one femtojoule."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds
 
 
 class Charger:
-    """Piecewise constant power. Times are in nanoseconds of device time since the start of the run
-    clock."""
+    """Piecewise constant. Times are nanoseconds of device time since the start of the run clock."""
 
     __slots__ = ("_powers", "_times", "period")
 
@@ -23,12 +22,10 @@ class Charger:
 
     @classmethod
     def constant(cls, watts: float) -> Charger:
-        """Return a charger that always has the same power."""
         return cls(ChargerConfig(times=[0.0], watts=[watts]))
 
     def power(self, at: Nanoseconds) -> tuple[Microwatts, Nanoseconds | None]:
-        """Return the power at `at`, and the time until which the charger has this power; None if it has
-        this power for ever."""
+        """Power at `at`, and the time until which it stays; None if for ever."""
         begin = 0 if self.period is None else at // self.period * self.period
         index = bisect.bisect_right(self._times, at - begin) - 1
         if index + 1 < len(self._times):
@@ -37,5 +34,4 @@ class Charger:
 
     @property
     def has_power(self) -> bool:
-        """Whether the power is above 0 at any time."""
         return any(self._powers)

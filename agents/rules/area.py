@@ -315,7 +315,6 @@ class AreaState(State):
         self._total = math.fsum((*self._members.values(), self._lost))
 
     def _weight(self, client: str) -> float:
-        """Return p_i of a member."""
         return self._share(self._members[client])
 
     def _share(self, importance: float) -> float:
@@ -425,23 +424,19 @@ class Memory:
     """
 
     applied: tuple[int, Vector] | None = None
-    """Sequence number and y_i of the last applied update, shape (d,); None if no update was applied
-    yet."""
+    """Sequence number and y_i of the last applied update, shape (d,)."""
     sent: tuple[int, Vector] | None = None
-    """Sequence number and y_i of an update that was sent later, shape (d,); None if no later update was
-    sent."""
+    """Sequence number and y_i of a later update, shape (d,)."""
     waiting: Mapping[int, Vector] = field(default_factory=dict)
     """Messages that may still be discarded, shape (d,), by the dispatch that they answer."""
 
     @classmethod
     def from_saved(cls, saved: SavedVectors) -> Memory:
-        """Restore a memory that was saved on disk as `saved`."""
         waiting = dict(entry for name, entry in saved.items() if name.startswith(_WAITING))
         return cls(saved.get("applied"), saved.get("sent"), waiting)
 
     @property
     def saved(self) -> SavedVectors:
-        """The memory in the form in which it is saved on disk."""
         ends = {"applied": self.applied, "sent": self.sent}
         waiting = {f"{_WAITING} {dispatch}": (dispatch, sent) for dispatch, sent in self.waiting.items()}
         return {name: end for name, end in ends.items() if end is not None} | waiting

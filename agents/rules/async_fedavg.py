@@ -66,9 +66,9 @@ class AsyncFedAvgState(State):
         self.params, self.server = params, server
         times = params.update_times
         self._times = {} if times is None else dict(zip(server.population, times, strict=True))
-        """τ_j in seconds, by client. A client whose τ_j is not known yet has no entry."""
+        """τ_j in seconds, if known."""
         self._round_trips: Counter[str] = Counter()
-        """Number of round trips in the mean, by client."""
+        """Round trips in the mean."""
 
     def update(self, update: Update) -> Actions:
         weight = self.params.server_lr

@@ -64,8 +64,8 @@ class DeFedAvgIidState(State):
         self._round: set[str] = set()
         """Clients whose updates are in the sum."""
         self._held: list[Update] = []
-        """Updates of clients that already have an update in this round, in order of arrival. They wait
-        for the next round."""
+        """Updates of clients that already have one in this round, in order of arrival; they wait for the
+        next."""
 
     def start(self) -> Actions:
         return [Broadcast()]
@@ -85,8 +85,7 @@ class DeFedAvgIidState(State):
         self._round.add(update.client)
 
     def _end_complete_rounds(self) -> Actions:
-        """End the round if it is complete. Updates that waited for the next round may complete that
-        round, too."""
+        """Updates that waited for the next round may complete that one, too."""
         actions: list[Action] = []
         while self._is_complete():
             actions += [self._sum.apply(self.params.server_lr / len(self._sum)), Broadcast()]

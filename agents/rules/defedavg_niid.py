@@ -83,10 +83,9 @@ class DeFedAvgNiidState(State):
     def __init__(self, params: DeFedAvgNiid, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = make_sum(server, params.trim)
-        """Sum in which the weight of an update is the number of times that its client was drawn."""
+        """Weight of an update: the number of times that its client was drawn."""
         self._waiting: dict[str, int] = {}
-        """Drawn clients whose update has not arrived, each with the number of times that it was
-        drawn."""
+        """Drawn clients whose update has not arrived, with the number of times."""
 
     def start(self) -> Actions:
         return [Broadcast(), *self._draw()]

@@ -96,11 +96,11 @@ class FavanoState(State):
     def __init__(self, params: Favano, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = WeightedSum(server)
-        """Σ (ŵ_i − w) over the updates of the round. w does not change during a round."""
+        """Σ (ŵ_i − w) over the updates of the round, during which w does not change."""
         self._waiting: set[str] = set()
         """Drawn clients whose update has not arrived."""
         self._overdue = False
-        """Whether a period ended during the current round."""
+        """A period ended during the current round."""
 
     def start(self) -> Actions:
         return [*super().start(), SetPeriodicTimer("round", from_seconds(self.params.period))]

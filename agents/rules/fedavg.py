@@ -108,13 +108,11 @@ class FedAvgState(State):
     def __init__(self, params: FedAvg, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = RobustSum(server, params.trim) if params.trim else SumOfModels(server)
-        """Sum in which the weight of an update is p_i × the number of times that its client was
-        drawn."""
+        """Weight of an update: p_i × the number of times that its client was drawn."""
         self._effective_steps: list[float] = []
         """Effective number of local steps of each update in the sum."""
         self._round: Counter[str] = Counter()
-        """Number of times that each client was drawn for this round. Dropped clients are not
-        counted."""
+        """Draws of each client for this round, without dropped ones."""
         self._waiting: set[str] = set()
         """Clients of this round whose update has not arrived."""
 
@@ -143,7 +141,7 @@ class FedAvgState(State):
         return [] if self._waiting else self._new_round()
 
     def _drop(self, clients: set[str]) -> Actions:
-        """Remove `clients` from the round, which waits for the updates of all of them."""
+        """The round waits for the updates of all its clients."""
         if not clients:
             return []
         self._waiting -= clients

@@ -142,7 +142,7 @@ class FedBuffState(State):
 
     def _continue(self) -> Actions:
         """Send models to idle clients. If no client trains any more because clients have left, aggregate
-        the updates in the buffer."""
+        the buffer."""
         sent = self._give_work()
         return self._aggregate() if self._pool.waiting and not self._pool.training else sent
 
@@ -152,7 +152,7 @@ class FedBuffState(State):
         return [aggregated, *self._give_work(deferred=not self.params.replies_at_once)]
 
     def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> Actions:
-        """Make the clients `newly_idle` idle. Then send the model to as many idle clients as may start
-        training. `deferred`: see `Send`."""
+        """Make `newly_idle` idle, then send the model to as many idle clients as may train. `deferred`:
+        see `Send`."""
         self._pool.add_idle(newly_idle)
         return [Send(client, deferred=deferred) for client in self._pool.assign()]

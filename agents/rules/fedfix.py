@@ -80,7 +80,6 @@ class FedFixState(State):
         self._waiting: set[str] = set()
         self._period = from_seconds(params.period)
         self._ticks = 0
-        """Number of ticks since the start of the run."""
         self._configured: dict[str, int] | None = None
         """⌈τ/Δt⌉ of every client, from `update_times`; None if ticks are counted during the run."""
         if params.update_times is not None:
@@ -112,6 +111,6 @@ class FedFixState(State):
         return [self._sum.apply(), *(Send(client, deferred=True) for client in receivers)]
 
     def _count_ticks(self, update: Update) -> int:
-        """Return the number of ticks after the dispatch of the model, including the next tick of
-        the run. A tick at the instant of the dispatch does not count."""
+        """Ticks after the dispatch of the model, with the next one of the run. One at the instant of the
+        dispatch does not count."""
         return max(1, self._ticks + 1 - update.dispatched // self._period)

@@ -114,7 +114,7 @@ class PortState(State):
         self._interrupted: set[str] = set()
         """Training clients that were asked to send their result so far."""
         self.models: dict[int, Vector] = {}
-        """Previous models by version, shape (d,), starting with the oldest that a client trains from."""
+        """Previous models by version, shape (d,), from the oldest that a client trains from."""
 
     def start(self) -> Actions:
         return self._give_work(self.server.clients)
@@ -145,8 +145,7 @@ class PortState(State):
         self._interrupted.discard(client)
 
     def _factor(self, update: Update) -> float:
-        """Return the factor μ·(1 + cos)/2 + λ·S/(τ + S) of the update's weight. The factor is above
-        0."""
+        """μ·(1 + cos)/2 + λ·S/(τ + S), above 0."""
         params, staleness = self.params, self.server.staleness(update)
         cosine = 1.0
         if staleness > 1:
@@ -157,8 +156,7 @@ class PortState(State):
 
     def _aggregate_if_ready(self) -> list[Action]:
         """Aggregate if enough updates have arrived and no stale client trains. With `urgent`, interrupt
-        stale clients. If no client trains any more, aggregate even if there are fewer than `min_updates`
-        updates."""
+        stale clients. If no client trains any more, aggregate even fewer than `min_updates` updates."""
         training = self._pool.training
         enough = len(self._sum) >= self.params.min_updates or not training
         if not enough or not self._sum:
@@ -183,8 +181,7 @@ class PortState(State):
         return [aggregated, *self._give_work(deferred=True)]
 
     def _keep_model(self) -> None:
-        """Save w before it changes. Discard versions that are older than every version that a client
-        trains from."""
+        """Save w before it changes. Discard versions older than all that clients train from."""
         training = self._pool.training
         oldest = min(training.values(), default=self.server.version + 1)
         self.models = {version: w for version, w in self.models.items() if version >= oldest}
@@ -192,8 +189,8 @@ class PortState(State):
             self.models[self.server.version] = self.server.w.copy()
 
     def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> list[Action]:
-        """Make the clients `newly_idle` idle. Then send the model to as many idle clients as may start
-        training. `deferred`: see `Send`."""
+        """Make `newly_idle` idle, then send the model to as many idle clients as may train. `deferred`:
+        see `Send`."""
         self._pool.add_idle(newly_idle)
         chosen = self._pool.assign()
         sends: list[Action] = [Send(client, deferred=deferred) for client in chosen]
@@ -204,7 +201,7 @@ class PortState(State):
 
 
 def _cosine(a: Vector, b: Vector) -> float:
-    """Return the cosine of the angle between `a` and `b`, shape (d,); 0 if one of them is zero."""
+    """Cosine of the angle, shape (d,); 0 if a vector is zero."""
     norms = math.sqrt(_dot(a, a) * _dot(b, b))
     return _dot(a, b) / norms if norms else 0.0
 

@@ -1,5 +1,4 @@
-"""Energy of devices that are processes of this host: the part of a device's init that local processes
-lack."""
+"""Energy of devices that are processes of this host, which have no init to count it."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _BEFORE_START: Nanoseconds = SECOND // 10
 
 
 class FleetEnergyMeter:
-    """Energy meters of `devices`, whose processes are in `children`. Devices whose energy is not counted
-    are left out. `absent`: devices that join during the run."""
+    """Devices whose energy is not counted are left out. `absent`: they join during the run."""
 
     def __init__(
         self, devices: Iterable[PlannedDevice], children: Children, absent: frozenset[str]
@@ -32,7 +30,7 @@ class FleetEnergyMeter:
         self._children = children
         self._meters: dict[str, EnergyMeter] = {}
         self._sample_every: dict[str, Nanoseconds] = {}
-        """Nanoseconds of the host's clock between two samples."""
+        """Host's clock, between two samples."""
         for device in devices:
             if device.energy is not None:
                 name, dilation, is_present = device.name, device.dilation, device.name not in absent
@@ -41,16 +39,15 @@ class FleetEnergyMeter:
         self._read_due: dict[str, float] = dict.fromkeys(self._meters, 0)
         self._sample_due: dict[str, Nanoseconds] = dict.fromkeys(self._meters, 0)
         self._ready: dict[str, int] = {}
-        """Process id of each device's client that has become ready last."""
+        """Process of each device's client that has become ready last."""
         self._was_starting: set[str] = set()
         """Devices whose client was starting at the last reading."""
         self._cpu: dict[str, Nanoseconds] = {}
         """CPU time at the last reading of each device."""
         self.traffic: Traffic | None = None
-        """The relay's counters of bytes; None if the run has no relay."""
+        """The relay's counters; None if the run has no relay."""
 
     def start(self, order: EnergyStart) -> None:
-        """Begin to count the energy of a device."""
         self._meters[order.device].start(order)
         self._read_due[order.device] = 0
 
@@ -60,21 +57,20 @@ class FleetEnergyMeter:
             self._ready[device] = self._children[device].pid
 
     def act(self, device: str, action: EnergyAction) -> None:
-        """Carry out an action on the battery or charger of `device`."""
         if device in self._meters:
             self._read(device)
             self._meters[device].account.act(action)
             self._read_due[device] = 0
 
     def set_counted(self, device: str, *, is_counted: bool) -> None:
-        """Count the energy of `device` from now on, or stop counting it."""
+        """Count the device's energy from now on, or not."""
         if device in self._meters:
             self._read(device)
             self._meters[device].account.is_counted = is_counted
             self._read_due[device] = 0
 
     def loses_memory(self, device: str) -> bool:
-        """Whether a power-off erases the files of the client of `device`."""
+        """A power-off erases the client's files."""
         return device in self._meters and self._meters[device].account.loses_memory
 
     def look(self) -> Iterator[EnergySample | PowerSwitch]:

@@ -26,8 +26,6 @@ from testbed.runtimes.process.energy import FleetEnergyMeter
 
 
 class ProcessMeter(Meter):
-    """Meter of the run's processes."""
-
     def __init__(
         self,
         devices: Collection[str],
@@ -36,26 +34,25 @@ class ProcessMeter(Meter):
         duty_cycle: DutyCycle,
         energy: FleetEnergyMeter,
     ) -> None:
-        """`paused`: the devices that an action has suspended. The runtime changes `children` and
-        `paused` during the run."""
+        """`paused`: suspended by an action. The runtime changes `children` and `paused` during the
+        run."""
         self._devices = devices
         self._children = children
         self._paused = paused
         self._duty_cycle = duty_cycle
         self._energy = energy
         self._used: dict[tuple[str, int], float] = {}
-        """Last known CPU seconds of each process, by device and process id."""
+        """CPU seconds of each process when last read, by device and process id."""
         self.probes: Sequence[LinkProbe | NetworkProbe] = ()
-        """Measurements of links and segments to include in the next telemetry."""
+        """Measurements for the next telemetry."""
         self.traffic: Traffic | None = None
-        """The relay's counters of bytes; None if the run has no relay."""
+        """The relay's counters; None if the run has no relay."""
 
     def telemetry(self) -> list[Telemetry]:
-        """Samples of all living devices, with the same fields as the samples of a device's init
-        (seconds, bytes).
+        """One of each living device, with the fields of a device's init (seconds, bytes).
 
-        The counters of bytes sent and received continue after a restart. Without a relay, these counters
-        are missing. Each measurement in `probes` is returned once.
+        Bytes sent and received continue after a restart; they are missing without a relay. Each
+        measurement in `probes` is returned once.
         """
         samples: list[Telemetry] = list(self.probes)
         self.probes = ()
@@ -90,7 +87,7 @@ class ProcessMeter(Meter):
         return [self._children[component].pid for component in SERVERS if component in self._children]
 
     def device_cpu_seconds(self) -> float | None:
-        """Total CPU seconds of all devices. For a process that has ended, its last reading counts."""
+        """Total of all devices. For a process that has ended, its last reading counts."""
         for name in filter(self._children.is_alive, self._devices):
             child = self._children[name]
             with contextlib.suppress(psutil.NoSuchProcess):
