@@ -82,7 +82,6 @@ class DeviceTally:
 
     @property
     def has_details(self) -> bool:
-        """Whether more is known of the device than that it is present."""
         return self._details is not None
 
     @property
@@ -120,7 +119,6 @@ class DeviceTally:
         return self.planned_cpu if changed is None else changed
 
     def begin(self, at: float) -> None:
-        """Record that the device is ready at device time `at`."""
         self.state = "online"
         if self._details is None and self._since is None:
             self._since = at

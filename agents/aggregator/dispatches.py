@@ -130,8 +130,7 @@ class Dispatches:
         return bool(self._open.get(client))
 
     def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency. `is_over`: the run is over, so answers are rejected,
-        and dispatches stay open."""
+        """`is_over`: the run is over, so answers are rejected, and dispatches stay open."""
         for client, sent in self._open.items():
             if sent and client not in present:
                 yield f"{client} is not present, and is to answer {sent}"

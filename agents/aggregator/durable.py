@@ -267,7 +267,7 @@ class DurableCore:
         self._save_checkpoint()
         if state.segment != segment:
             self.handle(inputs.Suspended(state.at, segment))
-            self._due = not self._logs
+            self._due = not self._logs  # without a log, only a checkpoint can keep the new segment
         if undone:
             lost = quantity(undone, "later update is", "later updates are")
             self._note(f"the run continues from its last checkpoint: {lost} lost")

@@ -50,7 +50,7 @@ class Evaluations:
         return [Log(note), Evaluate(version)]
 
     def part(self, event: PartEvaluated) -> Log:
-        """Return the record of `event`. The event belongs to the oldest unfinished evaluation."""
+        """The event belongs to the oldest unfinished evaluation."""
         return Log(
             events.EvaluatedPart(
                 to_seconds(self._oldest),

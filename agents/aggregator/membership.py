@@ -75,7 +75,6 @@ class Membership:
         self._ready.clear()
 
     def problems(self, *, clock_runs: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency."""
         present = self._server.clients
         if list(present.items()) != [(c, p) for c, p in self._importance.items() if c in present]:
             yield f"{present} are present, and not of this run in this order"

@@ -63,7 +63,6 @@ class Outgoing:
         return taken
 
     def problems(self, present: Container[str]) -> Iterator[str]:
-        """Yield a sentence for each inconsistency."""
         for client in self._sends | self._requests | self._open_requests:
             if client not in present:
                 yield f"{client} is not present, and is to be sent something"

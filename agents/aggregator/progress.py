@@ -50,7 +50,6 @@ class RunProgress:
         self._diverged.clear()
 
     def restart_silence(self, at: Nanoseconds) -> None:
-        """Measure silence from `at` on."""
         self.last = max(self.last, at)
 
     def note_arrival(self, client: str, took: Nanoseconds, at: Nanoseconds) -> list[Log]:
@@ -61,7 +60,6 @@ class RunProgress:
         return [] if self._stalled_since is None else self.end_stall(at)
 
     def note_diverged(self, client: str) -> None:
-        """Record that an update of `client` was rejected because its training had diverged."""
         self._diverged[client] = self._diverged.get(client, 0) + 1
 
     def note_usable(self) -> None:

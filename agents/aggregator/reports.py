@@ -89,7 +89,6 @@ class Reports:
             self.expect_none(client)
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each inconsistency."""
         for timer in self._timers.names():
             if timer[0] == "report" and timer[1] not in self._asked_about.keys() & self._server.clients:
                 yield f"a timer waits for a report of {timer[1]}, which owes none or is not present"

@@ -160,7 +160,6 @@ class Sending:
         self.outgoing.forget(client)
 
     def problems(self, *, is_over: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency."""
         present = self._server.clients
         yield from self.dispatches.problems(present, is_over=is_over)
         yield from self.outgoing.problems(present)

@@ -52,7 +52,7 @@ class Versions:
         ]
 
     def problems(self, sent: Callable[[int], bool]) -> Iterator[str]:
-        """Yield a sentence for each inconsistency. `sent`: whether a dispatch was sent."""
+        """`sent`: whether a dispatch was sent."""
         for client, number in self.arrivals:
             if client not in self._settings.importance or not sent(number):
                 yield f"{client} answered dispatch {number}, which it was never sent"

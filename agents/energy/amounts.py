@@ -1,5 +1,5 @@
-"""Powers and energies as whole numbers, so that sums are exact: one microwatt during one nanosecond is
-one femtojoule."""
+"""Powers in microwatts and energies in femtojoules, whole numbers, so that sums are exact: one microwatt
+during one nanosecond is one femtojoule."""
 
 from __future__ import annotations
 

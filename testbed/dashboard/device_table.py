@@ -118,7 +118,7 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
 
 
 def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
-    """`matching`: text in name, group or state. `sort`: key of `SORTS`; unknown figures come last."""
+    """`matching`: text in name, group or state. `sort`: of `SORTS`; unknown figures come last."""
     pattern = matching.casefold().strip()
     if pattern:
         texts = devices.index + " " + devices["group"] + " " + devices["state"]

@@ -193,7 +193,6 @@ def verdict(
 
 
 def doubt_note(doubt: str) -> str:
-    """Text of a note, during a run."""
     return f"{doubt}{_DOUBT}"
 
 

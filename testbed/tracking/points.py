@@ -47,7 +47,6 @@ class Points:
     """Updates before the current window; below, the sum of their staleness in versions."""
     _staleness_before: int = 0
     _energy: bool = False
-    """Whether any record of energy was added."""
 
     def add(self, record: events.Record) -> Iterator[Point]:
         """Yield the points that are complete now."""

@@ -231,7 +231,6 @@ class DeviceEnergy:
         return self.account.idle + self.work if is_used else 0
 
     def is_sample_due(self, now: Nanoseconds, period: Nanoseconds) -> bool:
-        """Whether the newest sample is at least `period` old."""
         return now >= self._sampled[0] + period
 
     def is_sampled_at(self, now: Nanoseconds) -> bool:
@@ -258,7 +257,6 @@ class FleetEnergy:
         self._write(one.sample(now))
 
     def sample_if_due(self, one: DeviceEnergy, now: Nanoseconds) -> None:
-        """Write a sample if the newest one is old enough."""
         if one.is_sample_due(now, self._every):
             self.sample(one, now)
 

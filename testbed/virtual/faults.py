@@ -111,7 +111,7 @@ def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None
             device.change_link(changes)
             _update_reachability(world, name, device, now)
         case Crash():
-            if device.energy is not None:
+            if device.energy is not None:  # a crash without power lasts beyond the return of the power
                 device.energy.restarts_with_power = False
             if device.alive:
                 _crash(world, name, device)

@@ -191,7 +191,6 @@ class _Stack:
         """None if the kernels are started one by one."""
 
     def draw(self, batches: _Batches, number: int) -> None:
-        """Use the mini-batches of step `number`."""
         self.rows.copy_(batches.rows[number])
         self.mask.copy_(batches.mask[number])
 

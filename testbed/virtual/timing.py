@@ -27,20 +27,19 @@ class ComputeTimes:
         return from_seconds(work * self._step + self._cost.per_update(self._device))
 
     def preparing(self) -> Nanoseconds:
-        """Return the nanoseconds to compute the data for other clients before a training, such as a mask
-        and its shares."""
+        """To compute the data for other clients before a training, such as a mask and its shares."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.prepare))
 
     def passing_on(self, messages: int) -> Nanoseconds:
-        """Return the nanoseconds to process `messages` messages to or from other clients."""
+        """`messages`: to or from other clients."""
         return from_seconds(self._cost.seconds_on(self._device, messages * self._cost.exchange.share))
 
     def answering(self) -> Nanoseconds:
-        """Return the nanoseconds to compute an answer to the server."""
+        """An answer to the server."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.answer))
 
     def starting(self) -> Nanoseconds:
-        """Return the nanoseconds from the start of a client until it is ready."""
+        """From the start of a client until it is ready."""
         return from_seconds(self._cost.per_start(self._device))
 
     def set_share(self, share: float) -> float:

@@ -122,6 +122,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         cgroup_parent=container.cgroup_parent,
         **_limits(container.cpu),
     )
+    # Engines before 25.0 accept only one network when a container is created.
     first, *others = container.networks or (None,)
     networking = None
     if first is not None:

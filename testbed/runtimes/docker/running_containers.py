@@ -72,6 +72,5 @@ class RunningContainers(dict[str, ContainerRef]):
             executor.limit(self[component].engine, self[component].id, limits, memory)
 
     def forget_exit(self, component: str) -> None:
-        """Forget the exit code of a component that was restarted."""
         self.codes.pop(component, None)
         self._pids.pop(component, None)

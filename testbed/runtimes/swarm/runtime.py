@@ -277,6 +277,7 @@ class SwarmRuntime:
                 self._pool.submit(self._isolate, node).result()
             self._routers.send_configs(self._containers, accounts, places, certificate)
             self._node_agents.await_clocks(used)
+            # The devices wait for these files: only now are they isolated, and clocks compared.
             for planned in self._spec.plan.nodes:
                 if planned.id in used:
                     cores = len({*planned.infrastructure, *planned.devices})
