@@ -20,10 +20,9 @@ from testbed.dashboard.feed import Feed
 from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 
 MAX_COLUMNS = 3
-"""Maximum number of runs for which the page has one column per run. If there are more runs, the page
-shows only charts that contain all runs."""
+"""Above this number of runs, the page shows only charts that contain all, else one column per run."""
 _LIVE_LANE_UPDATES = 10_000
-"""Maximum number of updates in the lanes of a live run: they are computed and sent twice a second."""
+"""Maximum in the lanes of a live run: they are computed and sent twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
 """Minimum time between two readings of the files, longer if reading is slow (`_MAX_CPU_SHARE`)."""
 _MAX_CPU_SHARE = 1 / 3
@@ -50,10 +49,9 @@ class Board:
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self.feeds = tuple(feeds)
         self.generation = -1
-        """Number that grows whenever `panels`, `tables` or `marks` change."""
+        """Grows whenever `panels`, `tables` or `marks` change."""
         self.panels: tuple[Panel, ...] = ()
         self.tables: tuple[DeviceTable, ...] = ()
-        """Tables of the devices, one per column."""
         self.marks: tuple[ActionMarks, ...] = ()
         """One entry per column, and a last one for charts of all runs if there are several."""
         self.remarks: tuple[tuple[str, ...], ...] = ()
@@ -62,7 +60,7 @@ class Board:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs; empty until all runs have started."""
+        """Empty until all runs have started."""
         runs = tuple(feed.run for feed in self.feeds if feed.run is not None)
         return runs if len(runs) == len(self.feeds) else ()
 

@@ -88,7 +88,7 @@ def _updates(run: Run, count: int, stop: _Stop, *, running: bool) -> str:
 
 
 def _rate(run: Run, count: int, *, running: bool) -> float:
-    """Return updates per second: over the last seconds if `running`, else over the whole run."""
+    """Over the last seconds if `running`, else over the whole run."""
     if not running:
         return count / run.duration if run.duration else 0.0
     window = min(_RATE_SECONDS, run.duration)

@@ -168,8 +168,7 @@ class _PageView:
         return div
 
     def _join_times(self) -> None:
-        """Link the time axes of charts that are compared. Zooming in one chart then zooms the others,
-        too."""
+        """Zooming in one of the charts that are compared then zooms the others, too."""
         pairs: list[tuple[str, str]] = [
             ("accuracy", name) for name in ("loss", "loss-by-device") if name in self._drawn
         ]
@@ -180,7 +179,7 @@ class _PageView:
 
 
 def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
-    """Return the names of the charts of one run: a row per kind, a name per run."""
+    """Names of the charts of one run: a row per kind, a name per run."""
     kinds: dict[str, list[str]] = {}
     for panel in panels:
         if panel.column is not None:

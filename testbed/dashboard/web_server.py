@@ -41,13 +41,13 @@ from testbed.rundir.directory import RunDirectory
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Maximum number of lines of a log that are shown: the last ones."""
+"""Maximum that are shown: the last ones."""
 _ANSWER_SECONDS = 0.05
-"""Seconds before the charts of a new board are computed, in which the first page is sent."""
+"""Before the charts of a new board are computed: time to send the first page."""
 _KEEP_SECONDS = 60.0
-"""Seconds in which a visitor can request the charts of its new board after they were computed."""
+"""A visitor can request the charts of its new board for this long after they were computed."""
 _FLUSH_SECONDS = 0.3
-"""Seconds for the final state to arrive before the server stops."""
+"""For the final state to arrive before the server stops."""
 
 
 class Site:
