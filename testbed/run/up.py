@@ -23,7 +23,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import judging, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import simulator
+from testbed.runtimes import emulator, simulator
 from testbed.topology import Topology
 from testbed.view import View
 
@@ -75,12 +75,16 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     from testbed.run.controller import Controller  # imports MQTT, which virtual time does not use
-    from testbed.runtimes.ssh import mixed
 
+    launcher = emulator(spec.plan.runtime).launcher
+    if spec.plan.real_devices:
+        from testbed.runtimes.ssh import mixed
+
+        launcher = mixed.launcher
     preparation.write(prepared, spec.directory)
     preparation.write_device_set(prepared, spec.topology, spec.directory)
     spec.directory.begin_telemetry()
-    with mixed.launcher(spec, view) as runtime, keep_awake() as awake:
+    with launcher(spec, view) as runtime, keep_awake() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:
             view.progress("Idle cores may sleep, which slows small CPU shares: see `testbed doctor`")

@@ -24,11 +24,8 @@ from testbed.view import View
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[Runtime]:
-    """The plan's emulating runtime, with the real devices of the plan if there are any."""
+    """The plan's emulating runtime, with the real devices of the plan."""
     with emulator(spec.plan.runtime).launcher(spec, view) as emulating:
-        if not spec.plan.real_devices:
-            yield emulating
-            return
         mixed = MixedRuntime(emulating, RealHosts(spec, view))
         try:
             yield mixed
