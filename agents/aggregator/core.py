@@ -42,6 +42,7 @@ from agents.aggregator.actions import (
     Save,
     StopClients,
 )
+from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.ending import GRACE_S, End, Ending
 from agents.aggregator.evaluations import Evaluations
 from agents.aggregator.intake import Intake
@@ -49,7 +50,7 @@ from agents.aggregator.membership import Membership, MembershipChange
 from agents.aggregator.progress import NOTHING_ARRIVED, RunProgress
 from agents.aggregator.reports import Reports
 from agents.aggregator.run_phase import REACTIONS, IllegalInputError, Reaction, RunPhase
-from agents.aggregator.sending import Sending
+from agents.aggregator.sending import Sending, unfinished
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
 from agents.aggregator.versions import Versions
@@ -346,22 +347,33 @@ class AggregatorCore:
         return []
 
     def _resume(self, started: inputs.Started) -> Actions:
-        """Resume the run clock. From the rule's point of view, each client that was present leaves, and
-        each client that is ready joins. The clients are handled one after the other, because a rule may
-        act if all clients are absent. Clients that owe no answer come first: if only they were left
-        meanwhile, a rule would aggregate before its buffer is full, or begin a round without those that
-        are still to leave."""
+        """Resume the run clock. From the rule's point of view, clients join that were absent, and then
+        clients leave that are not ready. In this order, no rule aggregates or begins a round without a
+        client that is ready. Clients that were present train again."""
         at = started.at
         self._epoch = started.epoch
         self.progress.restart_silence(at)
-        present, ready = set(self._server.clients), set(self._members.ready)
+        present, ready = [*self._server.clients], self._members.ready
+        back = [client for client in present if client in ready]
+        find, newest = self._dispatches.find, self._dispatches.newest_open
+        lost = {client: find(client, newest(client)) for client in back}
         changes: list[Action] = []
-        owes = self._dispatches.newest_open
-        for client in sorted(self._settings.importance, key=lambda one: owes(one) > 0):
-            if client in present:
+        for client in back:
+            changes += [*self._sending.unanswered(client, at), *self._lose_shares(client, at)]
+            self._dispatches.forget(client)
+        self._members.admit({*present, *ready})
+        for client in ready:
+            self._dispatches.restart(client)
+            if self._draws is not None:
+                self._draws.note_join(client)
+            if client not in present:
+                changes += self._carry_out(self._rule.join(client), at)
+        for client in present:
+            if client not in ready:
                 changes += self._leave(client, at)
-            if client in ready:
-                changes += self._join(client, at)
+        for client, dispatch in lost.items():
+            if dispatch is not None:
+                changes += self._send_again(client, dispatch, at)
         if self._phase is RunPhase.SUSPENDED:
             self._phase = RunPhase.RUNNING
         return [*self._clock_starts(started), *changes]
@@ -394,7 +406,7 @@ class AggregatorCore:
 
     def _take_status(self, client: str, state: str, at: Nanoseconds) -> list[Action]:
         change = self._members.report(client, state)
-        if state == "joining":
+        if state == "joining" and self._phase is not RunPhase.SUSPENDED:
             self._dispatches.restart(client)
         if self._phase is not RunPhase.RUNNING:
             return []
@@ -419,16 +431,35 @@ class AggregatorCore:
     def _leave(self, client: str, at: Nanoseconds) -> list[Action]:
         del self._server.clients[client]
         self._reports.expect_none(client)
-        unanswered: list[Action] = [*self._sending.unanswered(client, at)]
+        unanswered = self._sending.unanswered(client, at)
         self._sending.forget(client)
-        for lost in [] if self._sums is None else self._sums.remove_client(client):
-            unanswered += self._settle(lost, at)
-        return [*unanswered, *self._carry_out(self._rule.leave(client), at)]
+        lost_sums = self._lose_shares(client, at)
+        return [*unanswered, *lost_sums, *self._carry_out(self._rule.leave(client), at)]
 
-    def _rejoin(self, client: str, at: Nanoseconds) -> list[Action]:
-        """Make `client` leave and rejoin from the rule's point of view, because the client's work
-        was lost. The client waits for a model, and the rule may wait for the client's update."""
-        return [*self._leave(client, at), *self._join(client, at)]
+    def _lose_shares(self, client: str, at: Nanoseconds) -> list[Action]:
+        """Record the sums that are lost because the process of `client` has ended, and with it its
+        shares of masks."""
+        lost = [] if self._sums is None else self._sums.remove_client(client)
+        return [action for settled in lost for action in self._settle(settled, at)]
+
+    def _lose_work(self, client: str, at: Nanoseconds) -> list[Action]:
+        """Tell the rule that the work of `client` is lost, unless another model is under way to the
+        client. The rule may wait for the client's update."""
+        if self._sending.has_model(client):
+            self._outgoing.request_again(client)
+            return []
+        self._outgoing.close_request(client)
+        return self._carry_out(self._rule.lose_work(client), at)
+
+    def _send_again(self, client: str, lost: Dispatched, at: Nanoseconds) -> list[Action]:
+        """Send a model to `client`, because the model in the dispatch `lost` or the training from it was
+        lost. The rule is not informed, because it still waits for an answer. But only the rule knows the
+        vectors that it sends with its models."""
+        if self._settings.side.model_vectors:
+            return self._lose_work(client, at)
+        self._outgoing.request_again(client)
+        is_sent = self._sending.has_model(client)
+        return [] if is_sent else self._perform([Send(client, lr=lost.lr)], at)
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
         """Handle the farewell of `sender`. The farewell contains the vector that the client saved after
@@ -454,13 +485,16 @@ class AggregatorCore:
         clients = list(self._server.clients)
         if any(self._dispatches.newest_open(client) for client in clients):
             return asked
-        return [*asked, *(action for client in clients for action in self._rejoin(client, at))]
+        return [*asked, *(action for client in clients for action in self._lose_work(client, at))]
 
     def _reported(self, event: inputs.Reported) -> Actions:
         if self._reports.brings_back(event.client):
             return self._take_status(event.client, "ready", event.at)
-        actions, rejoins = self._reports.handle(event)
-        return [*actions, *self._rejoin(event.client, event.at)] if rejoins else actions
+        client, at = event.client, event.at
+        if (lost := self._reports.handle(event)) is None:
+            return []
+        record = unfinished(client, lost, event.about, at, at)
+        return [record, *self._send_again(client, lost, at)]
 
     # Updates arrive
 
@@ -479,12 +513,19 @@ class AggregatorCore:
             wanted = self._checked(self._rule.update(verdict.update))
             self._sending.note_passed(message, wanted)
             done = [*done, *self._perform(wanted, at, verdict.update)]
-        elif verdict.is_model_due:
-            done = [*done, *self._rejoin(event.sender, at)]
+        elif verdict.is_work_lost:
+            done = [*done, *self._lose_work(event.sender, at)]
             is_endless = runs and self._settings.stop.after is None
-            if is_endless and self.progress.has_diverged(self._server.clients):
+            if is_endless and self.progress.has_diverged(self._at_work()):
                 done += self._end("diverged", at)
         return [*done, *verdict.last]
+
+    def _at_work(self) -> Iterator[str]:
+        """Yield the present clients that train or will train, even if no update arrives any more."""
+        has_model, owes = self._outgoing.has_model, self._dispatches.newest_open
+        for client in self._server.clients:
+            if self.rule_waits or has_model(client) or owes(client):
+                yield client
 
     def _note_update(self, update: rules.Update, message: UpdateMessage, draws: Draws) -> None:
         """Record what the selection may know of an update. An update that waited on the device until it
@@ -652,7 +693,6 @@ class AggregatorCore:
             return []
         self._phase = RunPhase.ENDED
         self._ending.begin(reason, at, timeout)
-        self._outgoing.clear()
         return [StopClients()]
 
     def _give_up(self, end: End, why: str) -> list[Action]:

@@ -38,8 +38,8 @@ class Verdict:
     update: Update | None = None
     """None if the arriving update is rejected or is a duplicate."""
     last: tuple[Action, ...] = ()
-    is_model_due: bool = False
-    """The update is rejected, and the client has no other model to train."""
+    is_work_lost: bool = False
+    """The update answers a dispatch, and is rejected."""
 
 
 class Intake:
@@ -87,10 +87,7 @@ class Intake:
                 self._progress.note_diverged(sender)
             record = unfinished(sender, dispatch, number, at, event.arrived)
             rejected = [*stall, *self.reject(sender, usable, at, number), record]
-            if not self._dispatches.has_open(sender):
-                return Verdict(rejected, last=last, is_model_due=True)
-            self._outgoing.request_again(sender)
-            return Verdict(rejected, last=last)
+            return Verdict(rejected, last=last, is_work_lost=True)
         self._progress.note_usable()
         vector, first = usable.vector, cast(list[Action], stall)
         if self._bounds_norm and (length := self._validation.over_norm(usable)) is not None:

@@ -34,6 +34,10 @@ class Outgoing:
     def send(self, send: Send) -> None:
         self._sends[send.client] = send
 
+    def has_model(self, client: str) -> bool:
+        """Return whether a model for `client` waits."""
+        return self._broadcast or client in self._sends
+
     def request(self, request: RequestUpdate) -> None:
         self._requests[request.client] = self._open_requests[request.client] = request
 

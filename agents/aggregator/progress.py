@@ -66,9 +66,9 @@ class RunProgress:
         """An update was not rejected."""
         self._diverged.clear()
 
-    def has_diverged(self, present: Collection[str]) -> bool:
-        """The last updates of all clients in `present` were rejected because training had diverged."""
-        return all(self._diverged.get(client, 0) >= _DIVERGED_EACH for client in present)
+    def has_diverged(self, at_work: Iterable[str]) -> bool:
+        """The last updates of all clients in `at_work` were rejected because training had diverged."""
+        return all(self._diverged.get(client, 0) >= _DIVERGED_EACH for client in at_work)
 
     def note_stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
         """Return the begin of the stall. From now on, silence is measured from `at`, so that clients are

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from agents import events
 from agents.aggregator.actions import Action, AskForReport, Log
+from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import Reported
-from agents.aggregator.sending import Sending, unfinished
+from agents.aggregator.sending import Sending
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timers
 from agents.config import silence_timeout
-from agents.rules.interface import Send, Server
+from agents.rules.interface import Server
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 
 _SILENCE = from_seconds(silence_timeout())
@@ -21,7 +22,6 @@ _SILENCE = from_seconds(silence_timeout())
 class Reports:
     def __init__(self, settings: Settings, server: Server, timers: Timers, sending: Sending) -> None:
         self._silence = settings.silence
-        self._sends_vectors = bool(settings.side.model_vectors)
         self._server = server
         self._timers = timers
         self._sending = sending
@@ -59,29 +59,21 @@ class Reports:
         self.expect_none(client)
         return True
 
-    def handle(self, event: Reported) -> tuple[list[Action], bool]:
+    def handle(self, event: Reported) -> Dispatched | None:
         """The client's next update will answer `event.dispatch`. If the dispatch that the client was
-        asked about is newer and still open, it or its update was lost, and the client gets another
-        model. The rule is not informed, because it still waits for an answer.
-
-        Return the actions, and whether the client must rejoin instead: only the rule knows the vectors
-        that it sends with its models.
-        """
-        client, about, at = event.client, event.about, event.at
+        asked about is newer and still open, it or its update was lost: close and return it."""
+        client, about = event.client, event.about
         asked = self._asked_about.get(client)
         if asked is None or about > asked:
-            return [], False
+            return None
         if about == asked:  # otherwise the client was asked again and will answer that request
             self.expect_none(client)
             self._sending.outgoing.request_again(client)  # the rule's request for its update may be lost
         lost = self._sending.dispatches.find(client, about)
         if lost is None or event.dispatch >= about:
-            return [], False
+            return None
         self._sending.dispatches.close(client, about)
-        record = unfinished(client, lost, about, at, at)
-        if self._sends_vectors:
-            return [record], True
-        return [record, self._sending.dispatch(Send(client, lr=lost.lr), at)], False
+        return lost
 
     def suspend(self) -> None:
         """All processes are new when the run resumes."""

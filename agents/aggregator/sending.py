@@ -155,6 +155,11 @@ class Sending:
             return []
         return [unfinished(client, dispatch, self.dispatches.newest_open(client), at, at)]
 
+    def has_model(self, client: str) -> bool:
+        """Return whether `client` has been sent a model that it may still answer, or will be sent one at
+        the end of this instant. An earlier broadcast does not count."""
+        return self.dispatches.has_open(client) or self.outgoing.has_model(client)
+
     def forget(self, client: str) -> None:
         self.dispatches.forget(client)
         self.outgoing.forget(client)

@@ -274,6 +274,9 @@ class AreaState(State):
             )
         ]
 
+    def lose_work(self, client: str) -> Actions:
+        return self.join(client)  # y_i stays in the mean, so there is nothing to remark
+
     def retire(self, client: str, memory: Vector | None) -> Actions:
         """Remove y_i from the mean: u ← (P (x+u) − p_i y_i)/(P − p_i) − x, where P is the sum of all p_i
         in the mean."""

@@ -38,9 +38,9 @@ class DeFedAvgNiid(Rule):
     model received, never twice on the same one, and put the result into a send buffer. So a fast client
     counts no more often than a slow one.
 
-    A drawn client that leaves is dropped from the round, and n is reduced by its draws. If all drawn
-    clients leave, w is unchanged. A client that joins, for the first time or again, gets w immediately
-    and may be drawn from the next round on.
+    A drawn client that leaves, or whose update is rejected, is dropped from the round, and n is reduced
+    by its draws. If all drawn clients are dropped, w is unchanged. A client that joins, for the first
+    time or again, gets w immediately and may be drawn from the next round on.
     """
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 1)"

@@ -44,9 +44,9 @@ class Favano(Rule):
     of local steps K, then wait until they are drawn.
 
     If a round takes longer than a period, the next one starts immediately after it; rounds do not
-    overlap. A drawn client that leaves is dropped and s is reduced by one; with s = 0, w is unchanged. A
-    client that joins, for the first time or again, gets w immediately, and may be drawn in the next
-    round.
+    overlap. A drawn client that leaves, or whose update is rejected, is dropped and s is reduced by one;
+    with s = 0, w is unchanged. A client that joins, for the first time or again, gets w immediately, and
+    may be drawn in the next round.
     """
 
     paper: ClassVar[str] = "Leconte, Nguyen, Moulines 2023, arXiv 2305.16099"

@@ -37,9 +37,9 @@ class FedAvg(Rule):
     where (3) is printed with the wrong sign). The mean over S is biased if a round samples clients and p
     is not uniform. With `weights: unbiased`, p'_i = p_i N/n (Fraboni et al. 2023, Appendix C).
 
-    A selected client is dropped from the round if it goes offline or does not answer within
-    `round_timeout`. If all selected clients are dropped, w is unchanged. A client that joins, for the
-    first time or again, takes part from the next round on.
+    A selected client is dropped from the round if it goes offline, does not answer within
+    `round_timeout`, or sends an update that is rejected. If all selected clients are dropped, w is
+    unchanged. A client that joins, for the first time or again, takes part from the next round on.
 
     τ_eff is 1 without `local.fednova`. With `local.fednova`, the Δ_i are normalised, and τ_eff is the
     mean effective number of local steps, weighted like the updates (Wang et al. 2020, arXiv 2007.07481).

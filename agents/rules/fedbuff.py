@@ -137,6 +137,10 @@ class FedBuffState(State):
         self._pool.discard(client)
         return self._continue()
 
+    def lose_work(self, client: str) -> Actions:
+        self._pool.discard(client)
+        return self._give_work([client])
+
     def redraw(self) -> Actions:
         return self._continue()
 

@@ -316,6 +316,12 @@ class State(ABC):
         may join again. Its updates that have already arrived stay in the rule's buffers."""
         return []
 
+    def lose_work(self, client: str) -> Actions:
+        """Handle the loss of the work of `client`, for example because its update was rejected. The
+        client will not answer the models that it was sent, and waits for another one. Unlike a client
+        that leaves, it is in `server.clients` throughout."""
+        return [*self.leave(client), *self.join(client)]
+
     def retire(self, client: str, memory: Vector | None) -> Actions:
         """Handle the goodbye of `client`. `memory` is the vector that the client sends back, shape
         (d,); None if no update of `client` was applied since `client` joined. `leave` is called

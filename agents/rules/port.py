@@ -132,6 +132,10 @@ class PortState(State):
         self._forget(client)
         return [*self._give_work(), *self._aggregate_if_ready()]
 
+    def lose_work(self, client: str) -> Actions:
+        self._forget(client)
+        return [*self._give_work([client], deferred=True), *self._aggregate_if_ready()]
+
     def redraw(self) -> Actions:
         return self._give_work()
 

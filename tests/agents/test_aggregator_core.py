@@ -232,11 +232,26 @@ def test_round_continues_without_a_diverged_update() -> None:
     core.update("b", message("b", 2, 3.0), 4, 1.0)
     core.update("a", message("a", 1, float("nan")), 4, 1.5)
     assert (server.w.tolist(), server.version) == ([3.0], 1)
-    assert core.end_of_instant(1.5) == [
-        Dispatch("b", 1, 3, acknowledged=1)
-    ]  # a takes part from the next round on
-    core.update("b", message("b", 3, 1.0, sequence=2, base_version=1, **done(2.0)), 4, 2.0)
-    assert core.end_of_instant(2.0) == [Dispatch("a", 2, 4), Dispatch("b", 2, 5, acknowledged=2)]
+    assert core.end_of_instant(1.5) == [Dispatch("a", 1, 3), Dispatch("b", 1, 4, acknowledged=1)]
+
+
+def test_diverged_client_is_in_the_next_round() -> None:
+    core, server = started(FedAvg())
+    core.update("a", message("a", 1, float("nan")), 4, 1.0)
+    assert (core.end_of_instant(1.0), server.version) == ([], 0)
+    core.update("b", message("b", 2, 3.0), 4, 1.5)
+    assert core.end_of_instant(1.5) == [Dispatch("a", 1, 3), Dispatch("b", 1, 4, acknowledged=1)]
+
+
+def test_diverged_client_gets_the_model_of_a_round_that_begins_at_the_same_instant() -> None:
+    core, _ = started(FedAvg(round_timeout=5.0))
+    core.due(5.0)
+    rejected, unfinished = records(core.update("a", message("a", 1, float("nan")), 4, 5.0))
+    assert isinstance(rejected, events.UpdateRejected)
+    assert unfinished == events.RoundUnfinished(5.0, "a", 0, 0.0, 5.0, 1)
+    assert core.end_of_instant(5.0) == [Dispatch("a", 0, 3), Dispatch("b", 0, 4)]
+    answer = message("a", 3, sequence=2, **done(6.0))
+    assert records(core.update("a", answer, 4, 6.0)) == []  # the round takes it
 
 
 def test_diverged_client_continues_with_the_newer_model_it_has() -> None:

@@ -11,6 +11,7 @@ from agents.aggregator import inputs
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
 from agents.aggregator.settings import LastEvaluation
 from agents.config import StopConditions
+from agents.rules.asysg import AsySG
 from agents.rules.defedavg_iid import DeFedAvgIid
 from agents.rules.favano import Favano
 from agents.rules.fedasync import FedAsync
@@ -195,6 +196,20 @@ def test_run_that_would_never_end_ends_when_all_training_diverged(
     assert core.ended == ended
     if ended is not None:
         assert events.RunEnded(ended, "diverged", 0, 0) in records(actions)
+
+
+def test_run_ends_when_the_only_client_at_work_diverged() -> None:
+    """b waits for the aggregation of its gradient, which needs one of a."""
+    core, _ = started(AsySG(gradients=2), stop=StopConditions(updates=100))
+    core.update("b", message("b", 2, kind="gradient", **done(1.0)), 4, 1.0)
+    number = 1
+    for at in range(2, 12):
+        assert core.ended is None
+        fields = {"kind": "gradient", **done(at)}
+        actions = core.update("a", message("a", number, DIVERGED, **fields), 4, at)
+        number = 2 + at - 1
+    assert core.ended == 11.0
+    assert events.RunEnded(11.0, "diverged", 0, 0) in records(actions)
 
 
 def test_run_may_wait_for_absent_clients() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from agents.aggregator import inputs, snapshot
 from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
 from agents.device_actions import Crash, Pause, Resume, SetCpu
 from agents.rules.asysg import AsySG
+from agents.rules.defedavg_iid import DeFedAvgIid
+from agents.rules.defedavg_niid import DeFedAvgNiid
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
-from agents.rules.interface import ClientSide, Rule
+from agents.rules.interface import ClientSide, RequestUpdate, Rule, Server
 from agents.rules.port import Port
 from agents.timing.nanoseconds import SECOND, from_seconds
 from agents.wire.payloads import ModelMessage
@@ -258,9 +261,10 @@ def test_open_requests_and_round_durations_are_in_the_checkpoint(tmp_path: Path)
 
 
 def resumed(core: Core, clients: str, at: float) -> list[act.Action]:
-    """Resume the run with `clients`, all of which are ready."""
+    """Resume the run with new processes of `clients`, all of which are ready."""
     core.handle(inputs.Suspended(from_seconds(at), "2"))
     for name in clients:
+        core.status(name, "joining", at)
         core.status(name, "ready", at)
     return [*core.start(epoch=200.0, at=at), *core.end_of_instant(at)]
 
@@ -281,16 +285,78 @@ def test_resuming_does_not_aggregate_before_the_buffer_is_full(rule: Rule) -> No
     assert [one.client for one in found if isinstance(one, events.UpdateApplied)] == ["b", "a"]
 
 
-def test_round_after_a_resume_has_the_clients_that_had_answered() -> None:
-    """The round that was interrupted ends with the updates of a and c, and they are in the next one. b,
-    which had not answered, leaves last, so it waits for the round after that."""
-    core, server = make_core(FedAvg(), importance=dict.fromkeys("abc", 1 / 3))
-    for name in "abc":
-        core.status(name, "ready", 0.0)
+def run_of(rule: Rule, clients: str, absent: str = "") -> tuple[Core, Server]:
+    """A run of `clients`, of which those in `absent` have not joined."""
+    core, server = make_core(rule, importance=dict.fromkeys(clients, 1 / len(clients)))
+    for name in clients:
+        if name not in absent:
+            core.status(name, "ready", 0.0)
     core.start(epoch=100.0)
     core.end_of_instant(0.0)
-    for name, number in (("a", 1), ("c", 3)):
-        core.update(name, message(name, number, **done(1.0)), 4, 1.0)
-    actions = resumed(core, "abc", 1.0)
+    return core, server
+
+
+def answer(core: Core, dispatches: Sequence[act.Dispatch], at: float) -> list[act.Action]:
+    """All clients answer their dispatches of a resumed run."""
+    actions: list[act.Action] = []
+    for one in dispatches:
+        fields = {"base_version": one.version, **done(at, epoch=200.0)}
+        actions += core.update(one.client, message(one.client, one.number, **fields), 4, at)
+    return [*actions, *core.end_of_instant(at)]
+
+
+@pytest.mark.parametrize("back", ["abc", "ab", "bc", "abcd", "bcd"])
+@pytest.mark.parametrize("answered", ["", "a", "b", "c", "ab", "ac", "bc"])
+def test_rounds_after_a_resume_have_every_client_that_is_back(answered: str, back: str) -> None:
+    """The round that was interrupted has the updates that had arrived, and those of the clients that are
+    back. d was absent: it is in the next round, or in that one if nobody else is left in it."""
+    core, server = run_of(FedAvg(), "abcd", absent="d")
+    for name in answered:
+        core.update(name, message(name, 1 + "abc".index(name), **done(1.0)), 4, 1.0)
+    actions = resumed(core, back, 1.0)
+    owing = {*"abc"} - {*answered}
+    if owing & {*back}:
+        assert server.version == 0
+        assert {one.client for one in of(act.Dispatch, actions)} == owing & {*back}
+        actions = answer(core, of(act.Dispatch, actions), 2.0)
+        used = [one.client for one in records(actions) if isinstance(one, events.UpdateApplied)]
+        assert {*used} == {*answered} | owing & {*back}
     assert server.version == 1
-    assert [one.client for one in of(act.Dispatch, actions)] == ["a", "c"]
+    assert [one.client for one in of(act.Dispatch, actions)] == [*back]
+
+
+def test_round_of_a_resumed_run_that_had_lost_all_clients_has_all_of_them() -> None:
+    core, _ = run_of(FedAvg(), "abc")
+    for name in "abc":
+        core.status(name, "offline", 1.0)
+    assert core.ended == 1.0
+    assert [one.client for one in of(act.Dispatch, resumed(core, "abc", 1.0))] == ["a", "b", "c"]
+
+
+def test_request_of_a_round_is_sent_again_after_a_resume() -> None:
+    """The round waits for the drawn clients, whose new processes know neither model nor request."""
+    core, server = run_of(DeFedAvgNiid(sample=8), "ab")
+    actions = resumed(core, "ab", 1.0)
+    assert server.version == 0
+    assert [one.client for one in of(act.Dispatch, actions)] == ["a", "b"]
+    assert actions[-2:] == [RequestUpdate("a", "pull"), RequestUpdate("b", "pull")]
+
+
+def test_client_of_a_rule_that_broadcasts_gets_a_model_after_a_resume() -> None:
+    """b waits for the next broadcast, which needs the update of a."""
+    core, server = run_of(DeFedAvgIid(buffer_size=2), "ab")
+    core.update("b", message("b", 1, **done(1.0)), 4, 1.0)
+    actions = resumed(core, "ab", 1.0)
+    assert server.version == 0
+    assert [one.client for one in of(act.Dispatch, actions)] == ["a"]
+
+
+def test_model_that_an_interrupt_kept_back_is_sent_after_the_resume() -> None:
+    """Models are sent at the end of the instant, in which the run is interrupted."""
+    core, server = started(FedBuff(buffer_size=2, reply="after_aggregation"))
+    for name, number in (("a", 1), ("b", 2)):
+        core.update(name, message(name, number, **done(1.0)), 4, 1.0)
+    core.end("interrupted", 1.0)
+    actions = resumed(core, "ab", 1.0)
+    assert server.version == 1
+    assert [one.client for one in of(act.Dispatch, actions)] == ["a", "b"]

@@ -14,7 +14,7 @@ from agents.wire.payloads import Encoded
 FIELD = "holders"
 """Marks a masked update in the header."""
 DIVERGED = -1
-"""`outside` of an update with coordinates that are not finite."""
+"""`outside` of an update that cannot be rounded, because training diverged."""
 _MAX_HOLDERS = 10_000
 
 
@@ -29,8 +29,8 @@ class Masked:
     holders: tuple[int, ...]
     """Clients that were sent a share of the mask, as indices into the run's list."""
     outside: int
-    """Coordinates that were clipped to the range; DIVERGED, without usable `words`, if some were not
-    finite."""
+    """Coordinates that were clipped to the range; DIVERGED, without usable `words`, if the update could
+    not be rounded."""
     took: Nanoseconds = 0
     """Nanoseconds from the start of making the mask until its shares were sent."""
 

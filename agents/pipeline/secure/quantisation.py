@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.models.vectors import Vector
+from agents.models.vectors import DIVERGED, Vector, finite
 from agents.pipeline.secure.field import FIELD, Words
 
 _BLOCK = 1 << 15
@@ -43,13 +43,14 @@ class Grid:
 
     def round(self, vector: Vector, rng: np.random.Generator) -> tuple[Words, int]:
         """`vector`, shape (d,), as elements of the field, and the number of coordinates that were
-        clipped to the range. Raises ValueError if one is not finite."""
+        clipped to the range. Raises ValueError if it is not `finite`: without secure aggregation, the
+        server would reject it."""
+        if not finite(vector):
+            raise ValueError(DIVERGED)
         words = np.empty(vector.size, np.uint32)
         outside = 0
         for start in range(0, vector.size, _BLOCK):
             part = vector[start : start + _BLOCK].astype(np.float64)
-            if not np.isfinite(part).all():
-                raise ValueError("not finite")
             outside += int(np.count_nonzero(np.abs(part) > self.range))
             part /= self.step
             part += rng.random(part.size)
@@ -59,8 +60,7 @@ class Grid:
         return words, outside
 
     def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
-        """`vector`, shape (d,), rounded with `rng` as in a sum; unchanged if a coordinate is not
-        finite."""
+        """`vector`, shape (d,), rounded with `rng` as in a sum; unchanged if it cannot be rounded."""
         try:
             return self.to_reals(self.round(vector, rng)[0])
         except ValueError:

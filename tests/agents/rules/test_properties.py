@@ -169,6 +169,50 @@ def test_run_never_stalls_and_its_records_are_consistent(rule: Rule, life: Steps
     assert np.isfinite(fleet.server.w).all()
 
 
+BUFFERED: list[tuple[Rule, int]] = [
+    (FedBuff(buffer_size=3), 3),
+    (FedBuff(buffer_size=4, reply="after_aggregation"), 4),
+    (FedBuff(buffer_size=2, concurrency=2, replace="block"), 2),
+    (AsFedAvg(every=3), 3),
+    (AsySG(gradients=4), 4),
+    (DeFedAvgIid(buffer_size=4), 4),
+    (Port(min_updates=4), 4),
+    (Port(min_updates=2, staleness_bound=1, concurrency=2), 2),
+]
+"""Rules with a buffer, and the number of updates that fill it."""
+
+
+PARTS = {"rejected": ["deliver", "diverge", "arrive"]}
+LOSSES = ["work"] * 4 + ["rejected"] * 2 + ["deliver", "finish", "arrive", "lose all", "start anew"]
+losing_lives = st.lists(
+    st.tuples(st.sampled_from(LOSSES), st.sampled_from(list(IMPORTANCE))), min_size=30, max_size=60
+)
+"""Lives in which updates are rejected and lost, and no client leaves for longer."""
+
+
+@pytest.mark.parametrize(("rule", "full"), BUFFERED, ids=repr)
+@given(life=losing_lives)
+@settings(random_lives, max_examples=60)
+def test_lost_work_neither_flushes_a_buffer_nor_counts(rule: Rule, full: int, life: Steps) -> None:
+    steps = [(part, name) for what, name in life for part in PARTS.get(what, [what])]
+    fleet = live(rule, steps, lambda w: (1 - w) / 4)
+    settle(fleet)
+    made = [one for one in fleet.records if isinstance(one, events.VersionMade) and one.version]
+    assert [one.updates for one in made if one.updates < full] == []
+    rejected = {
+        (record.client, record.dispatch)
+        for record in fleet.records
+        if isinstance(record, events.UpdateRejected) and "diverged" in record.reason
+    }
+    used = [
+        (record.client, record.dispatch)
+        for record in fleet.records
+        if isinstance(record, events.UpdateApplied)
+    ]
+    assert len(used) == len(set(used))
+    assert not rejected & set(used)
+
+
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=15)

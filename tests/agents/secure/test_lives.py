@@ -150,6 +150,22 @@ def _moved(
     return w + moves
 
 
+def test_sum_is_opened_by_a_client_whose_own_update_is_rejected() -> None:
+    """All four clients have to answer. The training of d diverges while the sum waits for its answer."""
+    fleet = Run(FedBuff(buffer_size=3), needed=4, colluding=1).fleet
+    for name in [*CENTERS] * 2:  # their models, then the shares of all masks
+        while fleet.devices[name].inbox:
+            fleet.deliver(name)
+    for name in CENTERS:
+        fleet.finish(name, diverged=name == "d")
+        fleet.arrive(name)
+    assert [one.client for one in fleet.records if isinstance(one, events.UpdateRejected)] == ["d"]
+    for name in CENTERS:
+        while fleet.devices[name].inbox:
+            fleet.deliver(name)
+    assert fleet.server.version == 1
+
+
 @given(life=lives)
 @settings(random_lives, max_examples=15)
 def test_area_mean_contains_all_opened_sums_and_later_the_lost_ones(life: Steps) -> None:

@@ -196,10 +196,11 @@ def test_weights_that_reveal_one_update_are_refused(weights: list[int]) -> None:
     assert quantisation.dominates(weights)
 
 
-def test_values_that_are_not_finite_are_refused() -> None:
-    for value in (np.nan, np.inf):
-        with pytest.raises(ValueError, match="not finite"):
-            Grid(1.0, 16).round(np.array([0.0, value]), np.random.default_rng(0))
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2e19])
+def test_diverged_updates_are_refused(value: float) -> None:
+    """With these values an update is rejected without secure aggregation, too."""
+    with pytest.raises(ValueError, match="training diverged"):
+        Grid(1.0, 16).round(np.array([0.0, value], np.float32), np.random.default_rng(0))
 
 
 def test_invalid_parameters_of_the_code_are_refused() -> None:
