@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf, nan, sqrt
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,13 @@ class RankedConfiguration:
     real_rank: int
 
 
+C = TypeVar("C")
+
+
 @dataclass(frozen=True, slots=True)
-class RankAgreement:
-    configurations: tuple[RankedConfiguration, ...]
+class RankAgreement(Generic[C]):
+    configurations: tuple[C, ...]
+    """In the order of their rank in virtual time."""
     tau: float
     """Kendall's tau-b: 1 for the same order, −1 for the reversed one; NaN if all costs are equal in one
     of the runtimes."""
@@ -96,7 +100,7 @@ def _table(
     return pd.DataFrame({"configuration": configurations, **costs})
 
 
-def agreement(costs: pd.DataFrame) -> RankAgreement:
+def agreement(costs: pd.DataFrame) -> RankAgreement[RankedConfiguration]:
     """`costs` has a row for each seed of a configuration. Its columns are `configuration`,
     `virtual_cost` and `real_cost`: seconds or joules to the target, infinite or NaN if it was not
     reached. Raises ValueError for fewer than two configurations."""

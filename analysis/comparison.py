@@ -69,6 +69,17 @@ class ComparisonRow:
     missed the target. NaN if a median is unknown, or without a baseline."""
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Comparison of configurations: runs that differ only in their seed are one."""
+
+    target: float | None
+    """Target accuracy, 0 to 1; None if the tasks have different targets."""
+    remarks: Sequence[str]
+    """Differences that make runs incomparable."""
+    rows: Sequence[ComparisonRow]
+
+
 def slim(run: Run) -> Run:
     """Only the data that this module needs: many complete runs may not fit into memory."""
     updates = run.updates[["applied", "applied_version", "bytes"]].copy()

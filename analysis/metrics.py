@@ -384,8 +384,11 @@ class ConfidenceInterval:
     """A mean with its confidence interval."""
 
     mean: float
+    """Mean; NaN if there is no value."""
     low: float
+    """Lower end of the 95% interval; NaN if there are too few values."""
     high: float
+    """Upper end of the 95% interval; NaN if there are too few values."""
     count: int
     """Number of values."""
 

@@ -11,23 +11,22 @@ import numpy as np
 import pandas as pd
 
 from analysis import agreement, metrics
-from analysis.agreement import RankAgreement
+from analysis.agreement import RankAgreement, RankedConfiguration
 from analysis.load import Run
 
 
 @dataclass(frozen=True, slots=True)
 class TwinRow:
+    """A figure of a run and of its twin."""
+
     name: str
     """Meaning, with the unit."""
     original: float
     """NaN if unknown."""
     twin: float
     """NaN if unknown."""
-
-    @property
-    def difference(self) -> float:
-        """Share of the original; NaN if a value is unknown, or the original is 0."""
-        return self.twin / self.original - 1 if self.original else nan
+    difference: float
+    """Share of the original; NaN if a value is unknown, or the original is 0."""
 
 
 def figures(original: Run, twin: Run, target: float | None) -> Iterator[TwinRow]:
@@ -35,7 +34,7 @@ def figures(original: Run, twin: Run, target: float | None) -> Iterator[TwinRow]
 
     def row(name: str, first: float, second: float) -> TwinRow:
         first, second = (float(value) if isfinite(value) else nan for value in (first, second))
-        return TwinRow(name, first, second)
+        return TwinRow(name, first, second, second / first - 1 if first else nan)
 
     both = (original, twin)
     yield row("updates", *(len(run.updates) for run in both))
@@ -68,7 +67,9 @@ def of_devices(original: Run, twin: Run) -> pd.DataFrame:
     return table
 
 
-def device_ranks(original: Run, twin: Run, table: pd.DataFrame) -> RankAgreement | None:
+def device_ranks(
+    original: Run, twin: Run, table: pd.DataFrame
+) -> RankAgreement[RankedConfiguration] | None:
     """Ranks of devices by seconds of the run per update, as `agreement` returns them, with the twin in
     place of virtual time. None for fewer than two devices. `table`: result of `of_devices`."""
     if len(table) < 2:

@@ -126,7 +126,7 @@ def commands() -> str:
     return text + "\nExit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.\n"
 
 
-def catalogue(title: str, what: str, entries: list[catalog.CatalogEntry]) -> str:
+def catalogue(title: str, what: str, entries: Sequence[catalog.CatalogEntry]) -> str:
     """Rules or tasks, with their docstrings and parameters."""
     return "\n\n".join([f"# {title}", f"The {what}, by name.", *map(_entry, entries)])
 

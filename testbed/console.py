@@ -12,8 +12,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -145,16 +146,11 @@ def time_left_text(left: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Numbers that are not finite become null, because JSON does not have such numbers."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2) + "\n")
+    """`value` may have dataclasses. Numbers that are not finite become null, because JSON does not have
+    such numbers."""
+    from pydantic_core import to_jsonable_python
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    sys.stdout.write(json.dumps(to_jsonable_python(value, inf_nan_mode="null"), indent=2) + "\n")
 
 
 def print_last_line(result: str, following: str) -> None:
@@ -164,20 +160,24 @@ def print_last_line(result: str, following: str) -> None:
         print_text(line)
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    files: Sequence[Path]
+    """Files or folders."""
+
+
 def print_files(files: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
-        print_json({"files": [str(file) for file in files]})
+        print_json(WrittenFiles(files))
         return
     for file in files:
         print_text(str(file))
 
 
-def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequence[str] = ()) -> None:
+def show(rows: Sequence[Mapping[str, Any]], empty: str = "", *, spare: Sequence[str] = ()) -> None:
     """`empty`: text if there are no rows. If the terminal is too narrow, columns are left out in the
     order of `spare`, and a remark names the columns that were left out."""
-    if as_json:
-        print_json(rows)
-    elif not rows:
+    if not rows:
         print_text(empty)
     else:
         left_out: list[str] = []
@@ -188,7 +188,7 @@ def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequen
             remark(f"Not shown, as the terminal is too narrow: {', '.join(left_out)} (--json has all)")
 
 
-def _fill_table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
+def _fill_table(rows: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:
     kept = [name for name in rows[0] if name not in left_out]
     made = table(kept)
     for row in rows:
@@ -197,7 +197,7 @@ def _fill_table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Tabl
 
 
 def _cell(value: object) -> str:
-    if value is None:
+    if value is None or value != value:  # NaN
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -19,7 +19,7 @@ from testbed.cli import main as cli
 from testbed.host import docker_engine, other_work
 from testbed.host.other_work import CpuReading
 from tests import forked, leaks, neighbours
-from tests.running import Said, Testbed
+from tests.running import Said, Testbed, check_output
 
 # No bounds in seconds, because a busy machine is no failure.
 hypothesis.settings.register_profile(
@@ -217,7 +217,10 @@ def testbed(
         with pytest.raises(SystemExit) as ended:
             cli.main()
         code = ended.value.code
-        return Said(code if isinstance(code, int) else 0, *capsys.readouterr())
+        said = Said(code if isinstance(code, int) else 0, *capsys.readouterr())
+        if "--json" in arguments and not said.code:
+            check_output(arguments, said.out)
+        return said
 
     return testbed
 

@@ -9,18 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import docker
+import jsonschema
 import psutil
 import yaml
 
 from agents import events
 from analysis import manifest as manifests
+from testbed.api.outputs import OUTPUTS, schema
 from testbed.host import cgroups
 from testbed.runtimes.docker.containers import RUN_LABEL
 from testbed.runtimes.process import runtime
@@ -68,6 +70,15 @@ class Said(NamedTuple):
 
 
 Testbed = Callable[..., Said]
+
+
+def check_output(arguments: Sequence[str | Path], printed: str) -> Any:
+    """Return the JSON that a command printed. It is as `testbed schema COMMAND` says."""
+    names = (" ".join(map(str, arguments[:count])) for count in (2, 1))
+    command = next(name for name in names if name in OUTPUTS)
+    found = json.loads(printed)
+    jsonschema.validate(found, schema(command))
+    return found
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_pack_gives_the_same_records_with_the_wheel(installed: Installed, tmp_pa
     topology = ROOT / "topologies" / "theory" / "area-every.yaml"
     run = api.simulate(topology, runs=tmp_path / "runs", stop={"after": "10s"})
     pack = api.pack(run.path, tmp_path / "area.zip")
-    said = installed.run("testbed", "up", pack.path, "--runs", tmp_path / "elsewhere")
+    said = installed.run("testbed", "up", pack.file, "--runs", tmp_path / "elsewhere")
     assert "byte for byte" in said
 
 

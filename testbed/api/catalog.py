@@ -11,10 +11,10 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from agents.rules import RULES
 from agents.rules.interface import Rule
@@ -46,36 +46,71 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
     name: str
-    facts: Mapping[str, str | None]
-    """Properties such as `paper` or `dataset`; None for one that the entry does not have."""
     about: str
     """Docstring of the class."""
     parameters: tuple[Parameter, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        parameters = [dataclasses.asdict(parameter) for parameter in self.parameters]
-        return {"name": self.name, **self.facts, "about": self.about, "parameters": parameters}
+    @property
+    def facts(self) -> dict[str, str | None]:
+        """Properties such as `paper` or `dataset`; None for a property that the entry does not have."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return {name: getattr(self, name) for name in names if name not in CatalogEntry.__slots__}
 
 
-def rules() -> list[CatalogEntry]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionEntry(CatalogEntry):
+    """A selection of the clients that train next."""
+
+    paper: str | None
+    """Paper that describes the selection; None if the selection is not from a paper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleEntry(CatalogEntry):
+    """An aggregation rule."""
+
+    equation: str | None
+    """Equation in the paper of the rule; None if the rule is not from a paper."""
+    paper: str | None
+    """Paper that describes the rule; None if the rule is not from a paper."""
+    fednova: str
+    """Whether the rule supports FedNova: `yes`, `no`, or `depends on the parameters`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEntry(CatalogEntry):
+    """A learning task."""
+
+    dataset: str | None
+    """Name of the task's dataset; None if the task makes the data itself, or the topology names the
+    data."""
+
+
+E = TypeVar("E", bound=CatalogEntry)
+
+
+def rules() -> list[RuleEntry]:
     """Return the aggregation rules, sorted by name."""
-    return [_entry(name, cls, _facts_of_rule(cls)) for name, cls in sorted(RULES.items())]
+    return [_rule(name, cls) for name, cls in sorted(RULES.items())]
 
 
-def selections() -> list[CatalogEntry]:
+def selections() -> list[SelectionEntry]:
     """Return the selections of the clients that train next, sorted by name."""
-    return [_entry(name, cls, {"paper": cls.paper or None}) for name, cls in sorted(SELECTIONS.items())]
+    return [
+        SelectionEntry(name, *_described(cls), paper=cls.paper or None)
+        for name, cls in sorted(SELECTIONS.items())
+    ]
 
 
-def tasks() -> list[CatalogEntry]:
+def tasks() -> list[TaskEntry]:
     """Return the learning tasks, sorted by name."""
     return [
-        _entry(name, cls, {"dataset": None if cls.dataset is None else str(cls.dataset)})
+        TaskEntry(name, *_described(cls), dataset=None if cls.dataset is None else str(cls.dataset))
         for name, cls in sorted(TASKS.items())
     ]
 
 
-def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
+def find(name: str, entries: Iterable[E], what: str) -> E:
     """`what`: kind of the entries. Raises BadInputError that has a similar name, or all names."""
     known = {entry.name: entry for entry in entries}
     if name in known:
@@ -183,14 +218,15 @@ def full(entry: CatalogEntry) -> str:
     return "\n\n".join(blocks)
 
 
-def _entry(name: str, cls: type, facts: Mapping[str, str | None]) -> CatalogEntry:
-    return CatalogEntry(name, facts, inspect.cleandoc(cls.__doc__ or ""), tuple(_parameters(cls)))
+def _described(cls: type) -> tuple[str, tuple[Parameter, ...]]:
+    """Return what the source of a class says: its docstring and its parameters."""
+    return inspect.cleandoc(cls.__doc__ or ""), tuple(_parameters(cls))
 
 
-def _facts_of_rule(cls: type[Rule]) -> dict[str, str | None]:
+def _rule(name: str, cls: type[Rule]) -> RuleEntry:
     takes: Any = cls.takes_fednova  # a property if it depends on the parameters
     fednova = {True: "yes", False: "no"}.get(takes, "depends on the parameters")
-    return {"equation": cls.equation, "paper": cls.paper, "fednova": fednova}
+    return RuleEntry(name, *_described(cls), equation=cls.equation, paper=cls.paper, fednova=fednova)
 
 
 def _parameters(cls: type) -> Iterator[Parameter]:

@@ -7,9 +7,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agents import events
 from agents.device_actions import (
@@ -54,6 +55,28 @@ _READ_BYTES = 4 * 2**20
 """Bytes of `events.jsonl` per read, approximately."""
 _END_SECONDS = 10.0
 """Seconds that `down` waits until `on_event` has received the last events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Evaluation of a kept model on the test set, on one class of the test set, or on samples of one
+    device."""
+
+    model: str
+    """File name of the model, without its suffix."""
+    version: int
+    """Version of the global model."""
+    part: Literal["test set", "class", "device"]
+    name: str
+    """Name of the class or device."""
+    samples: int
+    """Number of samples."""
+    loss: float
+    """Mean loss; NaN if it is not finite."""
+    accuracy: float
+    """Accuracy, 0 to 1; NaN if the task has no accuracy."""
+    perplexity: float | None = None
+    """Perplexity; None if the task has no perplexity."""
 
 
 class RunHandle:
@@ -357,8 +380,7 @@ class RunHandle:
         per device, for an evaluation on the training data of each device, too; None for no evaluation on
         training data. `data`: folder with datasets as parquet files; None for the folder that
         TESTBED_DATA names, or for the hub if TESTBED_DATA is not set. Returns one row per model and part
-        of the data, with `model`, `version`, `part`, `name`, `samples`, `loss`, `accuracy`. Raises
-        BadInputError.
+        of the data, with the columns of `Evaluation`. Raises BadInputError.
         """
         from testbed.run import saved_models
 

@@ -45,7 +45,7 @@ from testbed.view import View
 
 if TYPE_CHECKING:
     from testbed.data.distribution import SampleDistribution as SampleDistribution
-    from testbed.plan.rounds import Round
+    from testbed.plan.rounds import DeviceRow, Round
 
 _LAUNCH = "launch.json"
 """File in the folder `work` of the run directory, for the process that controls a run in the
@@ -78,7 +78,7 @@ class Launch:
         samples = preparation.known_samples(topology, self.options.data_root)
         return expected.estimate_rounds(topology, self.plan, model_check.check(topology), samples)
 
-    def devices(self) -> list[dict[str, Any]]:
+    def devices(self) -> list[DeviceRow]:
         """Return one row per device, with the device's planned resources and its expected round. Raises
         BadInputError."""
         return expected.device_rows(self.plan, self.rounds())

@@ -34,13 +34,17 @@ _WALL_CLOCK = "wall_clock"
 
 @dataclass(frozen=True, slots=True)
 class PackResult:
-    path: Path
+    file: Path
+    """The archive."""
     is_sweep: bool
     bytes: int
+    """Size of the archive."""
     sha256: str
-    """Hexadecimal digits."""
+    """Hexadecimal digits, of the archive."""
     runs: tuple[str, ...]
+    """Ids."""
     files: int
+    """Number of files in the archive."""
     left_out: tuple[str, ...]
     """A sentence for each part of the runs that the pack does not have."""
     remarks: tuple[str, ...]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testbed.api import background
 from testbed.api.handle import OnEvent, RunHandle
@@ -23,6 +23,7 @@ from testbed.user_code import inspector
 if TYPE_CHECKING:
     from analysis.load import Run as Result
     from testbed.run.optimum import OptimumComparison
+    from testbed.rundir.listing import RunRow
 
 
 def up(
@@ -139,9 +140,7 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     return ended
 
 
-def list_runs(
-    runs: str | Path = "runs", *, sort: str = "started", matching: str = ""
-) -> list[dict[str, Any]]:
+def list_runs(runs: str | Path = "runs", *, sort: str = "started", matching: str = "") -> list[RunRow]:
     """Return one row per run directory in the folder `runs`, with its outcome. `sort`: column to sort
     by. `matching`: words that a returned row must contain; empty for all rows. Raises BadInputError."""
     from testbed.rundir.listing import SORTS, list_runs, select_rows
@@ -151,7 +150,7 @@ def list_runs(
     return select_rows(list_runs(Path(runs)), sort, matching)
 
 
-def display_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def display_row(row: RunRow) -> dict[str, str]:
     from testbed.rundir import listing
 
     return listing.text_row(row)

@@ -21,7 +21,7 @@ from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.agreement import RankAgreement
+    from analysis.agreement import RankAgreement, RankedConfiguration
     from analysis.load import Run as Result
     from testbed.sweeps import Sweep
 
@@ -142,9 +142,9 @@ def _comparison(opened: OpenedPack, done: Sequence[RunDirectory]) -> str | None:
 class AgreeResult:
     """Result of `agree`."""
 
-    agreement: RankAgreement
+    agreement: RankAgreement[RankedConfiguration]
     """Ranks by time, times in seconds, and Kendall's tau-b."""
-    by_energy: RankAgreement | None
+    by_energy: RankAgreement[RankedConfiguration] | None
     """Ranks by energy, energies of all devices in joules, and Kendall's tau-b; None if a run counted no
     energy."""
     target: float

@@ -27,7 +27,7 @@ from testbed.traits import is_simulated
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.agreement import RankAgreement
+    from analysis.agreement import RankAgreement, RankedConfiguration
     from analysis.load import Run as Result
     from analysis.twins import TwinRow
 
@@ -73,7 +73,7 @@ class TwinPair:
     """Figures of the whole runs."""
     devices: pd.DataFrame
     """Figures of each device (`analysis.twins.of_devices`)."""
-    ranks: RankAgreement | None
+    ranks: RankAgreement[RankedConfiguration] | None
     """Ranks of the devices by seconds per update; None if there are fewer than two devices with
     updates."""
     target: float | None
@@ -158,7 +158,9 @@ def twin(
     return replace(compare(running.load(run, runs=runs), done, target), remarks=made.remarks)
 
 
-def rank(pairs: Sequence[TwinPair], target: float | None = None) -> tuple[RankAgreement, float] | None:
+def rank(
+    pairs: Sequence[TwinPair], target: float | None = None
+) -> tuple[RankAgreement[RankedConfiguration], float] | None:
     """Rank the configurations of runs by the time to an accuracy, in the runs and in those of their
     twins. Return the agreement and the accuracy (share). Return None for fewer than two configurations,
     or if no run reached an accuracy of 10 %.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,7 +72,7 @@ def _cores(*, force: bool, as_json: bool) -> None:
 
     found = machine.calibrate(force=force)
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.flat())
     else:
         print_text(found.summary())
 
@@ -93,16 +93,17 @@ def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
         console.verbosity = -1
     made = machine.measure_fidelity(runtime, runs=runs, view=_FidelityView())
     if as_json:
-        print_json([outcome.as_dict(reading.read(path)) for path in made])
+        print_json([outcome.finished_run(reading.read(path)) for path in made])
 
 
 def _step_time(names: Sequence[str], runs: Path, *, as_json: bool) -> None:
-    from testbed.api import results
+    from testbed.api import outputs, results
 
     found = results.step_time(results.load_all(names, runs))
     if as_json:
-        devices = found.devices.drop(columns="depth").to_dict("records")
-        print_json({_SECTION: found.virtual, "devices": devices})
+        steps: list[Any] = found.devices.drop(columns="depth").to_dict("records")
+        devices = [outputs.DeviceStep(**step) for step in steps]
+        print_json(outputs.StepTimes(found.virtual, devices))
         return
     rows = [
         (f"{cpu:.3g}", f"{len(own)}", f"{own['trainings'].sum()}", f"{1e3 * own['step'].mean():.3g}")

@@ -52,7 +52,7 @@ def data(
     if figure is not None:
         found.draw(figure)
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.summary())
         return
     print_text(
         f"{found.name}: {quantity(found.total, 'training sample')} of shape {_shape(found.shape)} for "

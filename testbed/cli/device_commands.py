@@ -129,4 +129,6 @@ def _shell(
 
 def _print_actions(sent: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        print_json([{name: one[name] for name in ("device", "action")} for one in sent])
+        from testbed.api.outputs import SentAction
+
+        print_json([SentAction(one["device"], one["action"]) for one in sent])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,7 +29,7 @@ from testbed.errors import BadInputError, RunFailedError, writable_file
 
 if TYPE_CHECKING:
     from analysis import load
-    from analysis.agreement import RankAgreement
+    from analysis.agreement import RankAgreement, RankedConfiguration
     from testbed.api.twins import TwinPair
 
 RunsGiven = Annotated[
@@ -154,7 +153,7 @@ def agree(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Run a sweep in virtual time and emulated, and compare how both rank its configurations."""
-    from analysis import comparison, summary
+    from analysis import comparison
     from testbed.api import studies
 
     with _explaining_interrupt(quiet=as_json):
@@ -168,10 +167,9 @@ def agree(
             runs=runs,
         )
     if as_json:
-        verdicts = summary.verdicts(found.real)
-        told = {"target": found.target, "runtime": found.runtime, "verdicts": verdicts}
-        by_energy = None if found.by_energy is None else _plain(found.by_energy, "j")
-        console.print_json(told | _plain(found.agreement, "s") | {"by_energy": by_energy})
+        from testbed.api import rankings
+
+        console.print_json(rankings.of_agreement(found))
         return
     accuracy = f"a test accuracy of {comparison.percent(found.target)}"
     print_text(f"\nMean time to {accuracy}:")
@@ -233,13 +231,9 @@ def twin(
                 _show_pair(pair)
     ranked = twins.rank(pairs, share) if len(pairs) > 1 else None
     if as_json:
-        console.print_json(
-            {
-                "pairs": [_plain_pair(pair) for pair in pairs],
-                "target": None if ranked is None else ranked[1],
-                "ranks": None if ranked is None else _plain(ranked[0], "s", ("twin", "original")),
-            }
-        )
+        from testbed.api import rankings
+
+        console.print_json(rankings.of_twins(pairs, ranked))
         return
     if ranked is not None:
         from analysis import comparison
@@ -268,22 +262,6 @@ def _write_twin(
         report(one)
     if to is not None:
         report(f"Next: testbed up {to / twins.FILE}")
-
-
-def _plain_pair(pair: TwinPair) -> dict[str, Any]:
-    """Return `pair` for JSON."""
-    ranks = None
-    if pair.ranks is not None:
-        ranks = _plain(pair.ranks, "s_per_update", ("twin", "original"))
-    return {
-        "original": pair.original.name,
-        "twin": pair.twin.name,
-        "target": pair.target,
-        "remarks": pair.remarks,
-        "figures": [{**dataclasses.asdict(row), "difference": row.difference} for row in pair.figures],
-        "devices": pair.devices.to_dict("records"),
-        "ranks": ranks,
-    }
 
 
 def _show_pair(pair: TwinPair) -> None:
@@ -412,6 +390,7 @@ def export(
     folder, and the table `runs` has one row per run.
     """
     from testbed.api import results
+    from testbed.api.outputs import Tracked
     from testbed.api.results import TRACKERS
 
     if version is not None and (not model or str(to) in TRACKERS):
@@ -425,7 +404,7 @@ def export(
     if str(to) in TRACKERS:
         where = results.track(run, str(to), model=model, runs=runs)
         if as_json:
-            console.print_json({"tracker": str(to), "told": ", ".join(dict.fromkeys(where))})
+            console.print_json(Tracked(str(to), ", ".join(dict.fromkeys(where))))
         else:
             _print("\n".join(where))
         return
@@ -457,20 +436,8 @@ def _verdicts(found: Sequence[load.Run]) -> str:
     return f"Verdicts: {told}" if counts.keys() - {"simulated"} else ""
 
 
-def _plain(
-    result: RankAgreement, unit: str, names: tuple[str, str] = ("virtual", "real")
-) -> dict[str, Any]:
-    """For JSON. The names of the costs end with `unit`. `names`: the two kinds of runs."""
-    rows = [dataclasses.asdict(one) for one in result.configurations]
-    for row in rows:
-        for way, name in zip(("virtual", "real"), names, strict=True):
-            row[f"{name}_{unit}"] = row.pop(f"{way}_cost")
-            row[f"{name}_rank"] = row.pop(f"{way}_rank")
-    return dataclasses.asdict(result) | {"configurations": rows}
-
-
 def _show(
-    result: RankAgreement,
+    result: RankAgreement[RankedConfiguration],
     runtime: str,
     unit: str,
     *,
@@ -517,10 +484,10 @@ def _compare(
     remarks = comparison.remarks(found)
     files = [results.write_table(tasks, path, given=target is not None) for path in tables or ()]
     if as_json:
-        every = [dataclasses.asdict(row) for rows in tasks for row in rows]
-        shared = {row["target"] for row in every}
-        told = {"target": shared.pop() if len(shared) == 1 else None, "remarks": remarks, "rows": every}
-        console.print_json(told)
+        every = [row for rows in tasks for row in rows]
+        shared = {row.target for row in every}
+        target = shared.pop() if len(shared) == 1 else None
+        console.print_json(comparison.Comparison(target, remarks, every))
         return
     for rows in tasks:
         name = f"{rows[0].task}: " if len(tasks) > 1 else ""

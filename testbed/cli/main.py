@@ -13,7 +13,7 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -180,7 +180,9 @@ def up_command(
     started = running.start(launch, on_progress=remark, detach=True)
     run = started.id
     if as_json:
-        print_json({"run": run, "directory": str(started.path)})
+        from testbed.api.outputs import StartedRun
+
+        print_json(StartedRun(run, started.path))
         return
     print_text(f"{run} is running")
     name = _argument(started.path)
@@ -209,7 +211,7 @@ def down(
     with console.busy("Ending runs and saving their logs"):
         ended = running.down(run or None, runs=runs)
     if as_json:
-        print_json([{"run": each.run} for each in ended])
+        print_json(ended)
         return
     if not ended:
         print_text("Nothing is running." if everything else f"{run}: nothing is running.")
@@ -233,7 +235,7 @@ def replay(run: Run, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None
     handle = attach(run, runs=runs)
     same = handle.replay()
     if as_json:
-        print_json({"run": handle.id, **asdict(same)})
+        print_json(same)
         return
     print_text(
         f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical."
@@ -259,6 +261,7 @@ def evaluate(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Evaluate all models that a finished run has kept."""
+    from testbed.api.handle import Evaluation
     from testbed.api.running import attach
 
     if to is not None:
@@ -266,11 +269,11 @@ def evaluate(
     found = attach(run, runs=runs).evaluate(data=data, classes=classes, devices=devices)
     if to is not None:
         found.to_csv(to, index=False)
-    rows = [
-        {str(name): None if value != value else value for name, value in row.items()}
-        for row in found.to_dict("records")
-    ]
-    show(rows, "No models.", as_json=as_json)
+    rows: list[Any] = found.to_dict("records")
+    if as_json:
+        print_json([Evaluation(**row) for row in rows])
+        return
+    show(rows, "No models.")
 
 
 @app.command()
@@ -281,20 +284,21 @@ def ps(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """
     from testbed.api import running
 
+    found = running.ps(runs)
+    if as_json:
+        print_json(found)
+        return
     rows = [
-        {
-            **asdict(live),
-            "directory": _display_path(live.directory, whole=as_json) if live.directory else None,
-        }
-        for live in running.ps(runs)
+        {**asdict(live), "directory": _display_path(live.directory) if live.directory else None}
+        for live in found
     ]
-    show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
+    show(rows, "Nothing is running. Next: testbed up TOPOLOGY")
 
 
-def _display_path(path: Path, *, whole: bool) -> str:
-    """Relative to the working directory if `path` is inside it and `whole` is not set."""
+def _display_path(path: Path) -> str:
+    """Relative to the working directory if `path` is inside it."""
     here = Path.cwd()
-    return str(path.relative_to(here) if not whole and path.is_relative_to(here) else path)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 @app.command("runs")
@@ -311,19 +315,19 @@ def list_runs(
     """List the run directories with the outcome of each run, newest last."""
     from testbed.api import running
 
-    rows = running.list_runs(runs, sort=sort, matching=matching)
-    if not as_json:  # the run id already contains the date
-        rows = [
-            {name: fact for name, fact in running.display_row(row).items() if name != "started"}
-            for row in rows
-        ]
+    found = running.list_runs(runs, sort=sort, matching=matching)
+    if as_json:
+        print_json(found)
+        return
+    shown = [running.display_row(row) for row in found]
+    rows = [{name: row[name] for name in row if name != "started"} for row in shown]  # the id has it
     empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
     if not rows and matching and (every := running.list_runs(runs)):
         empty = f"None of {quantity(len(every), 'run')} in {runs} contains {matching!r} in its row."
     columns = ("devices", "runtime", "task", "duration", "rule", "verdict", "outcome", "accuracy")
     spare = [name for name in columns if name != sort]
-    show(rows, empty, as_json=as_json, spare=spare)
-    for folder in [] if as_json else running.list_folders(runs):
+    show(rows, empty, spare=spare)
+    for folder in running.list_folders(runs):
         remark(f"Runs of {folder.name}: testbed runs --runs {folder}")
 
 
@@ -349,6 +353,7 @@ def logs(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Print the logs of a run."""
+    from testbed.api import outputs
     from testbed.api.running import attach
 
     handle = attach(run, runs=runs)
@@ -359,7 +364,7 @@ def logs(
     else:
         found = handle.all_logs(component, tail)
     if as_json:
-        print_json([{"component": name, "text": text} for name, text in found.items()])
+        print_json([outputs.ComponentLog(name, text) for name, text in found.items()])
         return
     for name, text in found.items():
         console.out().print(f"── {name} ", style="bold")
@@ -371,16 +376,16 @@ def logs(
 @app.command()
 def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
     """Check a topology and report all its errors."""
-    from testbed.api import launching
+    from testbed.api import launching, outputs
 
     parsed = launching.validate(topology)
-    told = {"rule": parsed.rule.name, "task": parsed.task.name, "devices": len(parsed.device_names)}
+    rule, task = parsed.rule.name, parsed.task.name
     for hint in parsed.hints:
         (console.err() if as_json else console.out()).print(hint, soft_wrap=True)
     if as_json:
-        print_json({"topology": str(topology), **told})
+        print_json(outputs.ValidTopology(topology, rule, task, len(parsed.device_names)))
         return
-    print_text(f"{topology}: valid ({told['rule']} on {told['task']})")
+    print_text(f"{topology}: valid ({rule} on {task})")
     remark(f"Next: testbed plan {topology}")
 
 
@@ -417,17 +422,17 @@ def plan_command(
     else:
         groups, rounds, *placed = launch.tables()
         spare = [name for name in ("quota", "local", "think", "memory") if name in groups[0]]
-        show(groups, "", as_json=False, spare=spare)
+        show(groups, spare=spare)
         print_text("")
-        show(rounds, "", as_json=False)
+        show(rounds)
         for table in launch.fleet_tables():
             print_text("")
-            show(table, "", as_json=False)
+            show(table)
         if draw:
             print_text("\n" + launch.drawing())
         for table in placed:
             print_text("")
-            show(table, "", as_json=False)
+            show(table)
     for note in launch.remarks():
         (console.err() if as_json else console.out()).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
@@ -489,7 +494,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     run = reading.read(directory.path)
     verdict = summary.verdict(run)
     if as_json:
-        print_json(outcome.as_dict(run))
+        print_json(outcome.finished_run(run))
         return verdict
     console.out().print(live.render_summary(run))
     outcome.show(view.judgement)
@@ -514,7 +519,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
 def _argument(run: Path) -> str:
     """Id or path by which a command in this folder names the run directory."""
     is_default = run.parent.resolve() == DEFAULT_RUNS.resolve()
-    return run.name if is_default else shlex.quote(_display_path(run, whole=False))
+    return run.name if is_default else shlex.quote(_display_path(run))
 
 
 _SAME_RECORDS = "The records are those of the packed run, byte for byte but for the wall clock."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testbed import console
 from testbed.console import print_text, quantity
 
 if TYPE_CHECKING:
     from analysis.load import Run
+    from testbed.api.outputs import FinishedRun
     from testbed.fidelity.validity import Judgement
 
 
@@ -34,20 +35,22 @@ def show(judgement: Judgement | None) -> None:
                 print_text(f"  {sentence}")
 
 
-def as_dict(run: Run) -> dict[str, Any]:
-    """In the form of `testbed.cli.outputs.FinishedRunOutput`."""
+def finished_run(run: Run) -> FinishedRun:
     from analysis import summary
+    from testbed.api.outputs import FinishedRun
 
     line = summary.headline(run)
-    figures = {name: getattr(line, name) for name in ("accuracy", "best_accuracy", "loss", "perplexity")}
-    return {
-        "run": run.path.name,
-        "directory": str(run.path),
+    return FinishedRun(
+        run.path.name,
+        run.path,
         **{name: run.manifest[name] for name in ("runtime", "rule", "task", "outcome")},
-        "verdict": summary.verdict(run),
-        "duration_s": line.duration,
-        "versions": line.versions,
-        "updates": line.updates,
-        "dropped": line.dropped,
-        **figures,
-    }
+        verdict=summary.verdict(run),
+        duration_s=line.duration,
+        versions=line.versions,
+        updates=line.updates,
+        dropped=line.dropped,
+        accuracy=line.accuracy,
+        best_accuracy=line.best_accuracy,
+        loss=line.loss,
+        perplexity=line.perplexity,
+    )

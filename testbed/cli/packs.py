@@ -61,20 +61,10 @@ def pack(
         console.verbosity = -1
     done = packing.pack(run, to, include=parts, data=data, on_progress=remark, runs=runs)
     if as_json:
-        console.print_json(
-            {
-                "file": str(done.path),
-                "bytes": done.bytes,
-                "sha256": done.sha256,
-                "files": done.files,
-                "runs": done.runs,
-                "left_out": done.left_out,
-                "remarks": done.remarks,
-            }
-        )
+        console.print_json(done)
         return
     for sentence in (*done.remarks, *(f"Left out: {part}" for part in done.left_out)):
         print_text(sentence)
     held = f"{quantity(len(done.runs), 'run')} in {quantity(done.files, 'file')}"
-    print_text(f"{done.path}: {held}, {done.bytes / 1e6:,.1f} MB, SHA-256 {done.sha256}")
-    print_last_line("", f"testbed {'sweep' if done.is_sweep else 'up'} {done.path}")
+    print_text(f"{done.file}: {held}, {done.bytes / 1e6:,.1f} MB, SHA-256 {done.sha256}")
+    print_last_line("", f"testbed {'sweep' if done.is_sweep else 'up'} {done.file}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +50,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a topology, for editors, or of a command's --json output."""
     if command:
-        from testbed.cli import outputs
+        from testbed.api import outputs
 
         print_json(outputs.schema(" ".join(command)))
         return
@@ -167,7 +166,7 @@ def doctor(
         raise BadInputError("--clean needs the devices to clean, such as pi@raspi-1")
     findings = machine.doctor_hosts(hosts, clean=clean) if hosts else machine.doctor()
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json(findings)
         return
     if console.fits(shown := _findings(findings, "fix")):
         console.out().print(shown)
@@ -195,8 +194,10 @@ def list_images(as_json: AsJson = False) -> None:
     from testbed.api import machine
 
     found = machine.list_images()
-    rows = [asdict(one) for one in found] if as_json else [one.row for one in found]
-    show(rows, "No images. Next: testbed images build", as_json=as_json)
+    if as_json:
+        print_json(found)
+    else:
+        show([one.row for one in found], "No images. Next: testbed images build")
 
 
 def prune(
@@ -218,12 +219,11 @@ def prune(
 
     tell = remark if as_json else print_text
     gone, freed = machine.prune_images(everything=everything, dry_run=dry_run, on_progress=tell)
-    if dry_run:
-        rows = [asdict(one) for one in gone] if as_json else [one.row for one in gone]
-        show(rows, "Nothing to remove.", as_json=as_json)
-        return
     if as_json:
-        print_json([asdict(one) for one in gone])
+        print_json(gone)
+        return
+    if dry_run:
+        show([one.row for one in gone], "Nothing to remove.")
         return
     for one in gone:
         print_text(f"{one.image}: removed")
@@ -240,6 +240,7 @@ def build(
 ) -> None:
     """Build missing images."""
     from testbed.api import machine
+    from testbed.api.outputs import BuiltImages
 
     def progress(text: str) -> None:
         if not as_json:
@@ -248,18 +249,17 @@ def build(
     with console.busy("Images"):
         built = machine.build_images(force=force, gpu=gpu, on_progress=progress)
     if as_json:
-        print_json({**asdict(built), "gpu": built.gpu or None})
+        print_json(BuiltImages(built.agent, built.broker, built.base, built.gpu or None))
         return
     print_text("\n".join(filter(None, (built.agent, built.broker, built.gpu))))
 
 
-def _show_catalog(entries: list[CatalogEntry], what: str, name: str | None, as_json: bool) -> None:
+def _show_catalog(entries: Sequence[CatalogEntry], what: str, name: str | None, as_json: bool) -> None:
     from testbed.api import catalog
 
     chosen = entries if name is None else [catalog.find(name, entries, what)]
     if as_json:
-        found = [entry.as_dict() for entry in chosen]
-        print_json(found if name is None else found[0])
+        print_json(chosen if name is None else chosen[0])
     elif name is None:
         print_text("\n\n".join(map(catalog.brief, chosen)))
         remark(f"\nNext: testbed {what}s NAME explains one.")

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import jinja2
 
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.listing import SORTS, run_row, text_row
+from testbed.rundir.listing import SORTS, RunRow, run_row, sort_value, text_row
 from testbed.watching.hosts import OwnHosts
 
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
@@ -38,7 +38,7 @@ class VisibleRuns:
     def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
         self._named = {directory.run: directory.path for directory in named}
         self.runs = runs
-        self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
+        self._rows: dict[Path, tuple[float, RunRow]] = {}
         """Modification time of the manifest, and row, of each finished run: browsers request the list
         every few seconds."""
 
@@ -51,13 +51,13 @@ class VisibleRuns:
             return self._named.get(run)
         return {path.name: path for path in self.paths()}.get(run)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[RunRow]:
         """Live runs come first, then newer ones."""
         rows = [self._row(path) for path in self.paths()]
-        rows.sort(key=lambda row: row["created"] or "", reverse=True)
-        return sorted(rows, key=lambda row: row["outcome"] != "running")
+        rows.sort(key=lambda row: row.created or "", reverse=True)
+        return sorted(rows, key=lambda row: row.outcome != "running")
 
-    def _row(self, path: Path) -> dict[str, Any]:
+    def _row(self, path: Path) -> RunRow:
         directory = RunDirectory(path)
         try:
             changed = directory.manifest.stat().st_mtime
@@ -66,7 +66,7 @@ class VisibleRuns:
         if (known := self._rows.get(path)) is not None and known[0] == changed:
             return known[1]
         row = run_row(directory)
-        if row["outcome"] not in ("running", "unreadable"):
+        if row.outcome not in ("running", "unreadable"):
             self._rows[path] = changed, row
         return row
 
@@ -82,9 +82,9 @@ def list_page(visible: VisibleRuns) -> str:
     )
 
 
-def _sorted_by(row: dict[str, Any], name: str) -> str:
+def _sorted_by(row: RunRow, name: str) -> str:
     """Empty if the value is unknown."""
-    value = row["created" if name == "started" else name]
+    value = sort_value(row, name)
     return "" if value is None else str(value)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,35 @@ _MAX_NAMED = 10
 samples."""
 _APART = 0.12
 """Share of the chart's width between names of groups. Closer names would overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSamples:
+    device: str
+    group: str
+    samples: int
+    """Number of training samples."""
+    labels: Sequence[int] | None = None
+    """Samples per class; None if labels are not classes."""
+    least: float | None = None
+    """Lowest label; None if labels are not numbers."""
+    mean: float | None = None
+    """Mean label; None if labels are not numbers."""
+    greatest: float | None = None
+    """Highest label; None if labels are not numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSummary:
+    training_samples: int
+    """Number in the dataset."""
+    evaluated_on: int
+    """Number of samples on which the model is evaluated."""
+    shape: tuple[int, ...]
+    """Shape of one input."""
+    remarks: tuple[str, ...]
+    """Sentences about samples that were set aside or left out."""
+    devices: Sequence[DeviceSamples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +99,19 @@ class SampleDistribution:
 
         paper.stack(charts(self)).savefig(to)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Output of `testbed data --json` (`testbed.cli.outputs.DataOutput`)."""
-        devices = []
-        for place, (device, group) in enumerate(zip(self.devices, self.groups, strict=True)):
-            row: dict[str, Any] = {"device": device, "group": group, "samples": int(self.samples[place])}
-            if self.counts.size:
-                row["labels"] = self.counts[place].tolist()
-            elif device in self.labels:
-                row["least"], row["mean"], row["greatest"] = self.labels[device]
-            devices.append(row)
-        return {
-            "training_samples": self.total,
-            "evaluated_on": self.test,
-            "shape": list(self.shape),
-            "remarks": list(self.remarks),
-            "devices": devices,
-        }
+    def summary(self) -> SampleSummary:
+        """For programs."""
+        devices = [
+            DeviceSamples(
+                device,
+                self.groups[place],
+                int(self.samples[place]),
+                self.counts[place].tolist() if self.counts.size else None,
+                *self.labels.get(device, ()),
+            )
+            for place, device in enumerate(self.devices)
+        ]
+        return SampleSummary(self.total, self.test, self.shape, self.remarks, devices)
 
 
 def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:

@@ -25,7 +25,7 @@ BROKER = "broker"
 """Extra that does not go together with the others."""
 _USED = (
     "agents.aggregator.main, agents.client.training, agents.device.main",
-    "testbed.cli.main, testbed.cli.outputs, testbed.run.up, testbed.data.datasets, rich.console, "
+    "testbed.cli.main, testbed.api.outputs, testbed.run.up, testbed.data.datasets, rich.console, "
     "analysis.summary, testbed.dashboard.web_server, testbed.images, testbed.runtimes.process.runtime",
 )
 """Modules to compile with all that they import, in one process each. To compile all that PyTorch brings

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agents.energy.account import EnergyAccount
 from agents.energy.amounts import microwatts
@@ -101,21 +101,17 @@ def _first_power_off(account: EnergyAccount, work: float) -> float:
     return math.inf
 
 
-def device_columns(found: Mapping[str, BatteryLife]) -> dict[str, dict[str, float | None]]:
+def device_columns(found: Mapping[str, BatteryLife]) -> dict[str, dict[str, Any]]:
     """For programs: powers in watts, times in seconds."""
     return {
         name: {
             "idle_w": one.idle_power,
             "working_w": one.working_power,
-            "battery_idle_s": _finite(one.idle),
-            "battery_working_s": _finite(one.working),
+            "battery_idle_s": one.idle,
+            "battery_working_s": one.working,
         }
         for name, one in found.items()
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isinf(value) else value
 
 
 def group_columns(found: Mapping[str, BatteryLife], names: Sequence[str]) -> dict[str, str | None]:

@@ -36,9 +36,12 @@ _MAX_MODEL_BYTES = 2**33
 class ReplayResult:
     """Counts of what was compared and found equal to the run."""
 
+    run: str = ""
     rule: str = ""
     updates: int = 0
+    """Applied updates."""
     version: int = 0
+    """Version of the final model."""
     models: int = 0
     records: int = 0
 
@@ -138,6 +141,7 @@ class _Replay:
         return self.same
 
     def _begin(self, setup: Setup) -> tuple[AggregatorCore, Server]:
+        self.same.run = self.directory.run
         self.same.rule = setup.rule.name
         model, buffers = self._load_model(act.Save(0).name)
         try:

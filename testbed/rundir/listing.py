@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents import events
 from analysis import manifest
+from analysis.manifest import Verdict
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.latest_figures import LatestFigures, latest_figures
@@ -27,16 +29,36 @@ SORTS = (
 )
 
 
-def list_runs(runs: Path) -> list[dict[str, Any]]:
-    """One row per run directory, oldest first."""
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    run: str
+    created: str | None
+    """Local time at which the run directory was made."""
+    rule: str | None
+    task: str | None
+    runtime: str | None
+    devices: int
+    """Number of devices."""
+    duration: float | None
+    """Seconds of device time so far; None before the run clock starts."""
+    accuracy: float | None
+    """Test accuracy at the last evaluation, 0 to 1; None if the run was never evaluated."""
+    loss: float | None
+    """Test loss at the last evaluation; None if the run was never evaluated."""
+    outcome: str
+    """`running`, `crashed`, `unreadable`, or the reason why the run ended."""
+    verdict: Verdict | None
+    """Verdict on the run; None until the run has ended."""
+
+
+def list_runs(runs: Path) -> list[RunRow]:
+    """Oldest first."""
     found = runs.glob("*/manifest.json") if runs.is_dir() else []
     rows = [run_row(RunDirectory(path.parent)) for path in sorted(found)]
-    return sorted(rows, key=lambda row: row["created"] or "")
+    return sorted(rows, key=lambda row: row.created or "")
 
 
-def run_row(directory: RunDirectory) -> dict[str, Any]:
-    """An unknown fact is None. `duration` is the device time so far, in seconds. `accuracy` (from 0 to
-    1) and `loss` come from the last evaluation. `verdict` is None until the run has ended."""
+def run_row(directory: RunDirectory) -> RunRow:
     last = LatestFigures()
     try:
         entries = directory.read_manifest()
@@ -45,48 +67,43 @@ def run_row(directory: RunDirectory) -> dict[str, Any]:
     except BadInputError:
         entries, outcome = {}, "unreadable"
     created = entries.get("created")
-    return {
-        "run": directory.run,
-        "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
-        "rule": entries.get("rule"),
-        "task": entries.get("task"),
-        "runtime": entries.get("runtime"),
-        "devices": len(entries.get("devices", {})),
-        "duration": last.at,
-        "accuracy": last.accuracy,
-        "loss": last.loss,
-        "outcome": outcome,
-        "verdict": manifest.verdict(entries)
-        if entries.get("outcome") and entries.get("runtime")
-        else None,
-    }
+    has_ended = entries.get("outcome") and entries.get("runtime")
+    return RunRow(
+        run=directory.run,
+        created=None if created is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
+        rule=entries.get("rule"),
+        task=entries.get("task"),
+        runtime=entries.get("runtime"),
+        devices=len(entries.get("devices", {})),
+        duration=last.at,
+        accuracy=last.accuracy,
+        loss=last.loss,
+        outcome=outcome,
+        verdict=manifest.verdict(entries) if has_ended else None,
+    )
 
 
-def text_row(row: Mapping[str, Any]) -> dict[str, str]:
-    """Format a row of `run_row`; an unknown value is `–`. If the task has no accuracy, the column
-    `accuracy` shows the loss."""
-    accuracy, loss = row["accuracy"], row["loss"]
-    quality = None if loss is None else f"loss {loss:.4g}"
+def text_row(row: RunRow) -> dict[str, str]:
+    """An unknown value is `–`. If the task has no accuracy, the column `accuracy` shows the loss."""
+    quality = None if row.loss is None else f"loss {row.loss:.4g}"
     facts = {
-        "run": row["run"],
-        "started": row["created"],
-        "rule": row["rule"],
-        "task": row["task"],
-        "runtime": row["runtime"],
-        "devices": f"{row['devices']:,}" if row["devices"] else None,
-        "duration": None if row["duration"] is None else f"{row['duration']:,.1f} s",
-        "accuracy": quality if accuracy is None else f"{accuracy:.1%}",
-        "outcome": events.end_reason(row["outcome"]),
-        "verdict": row["verdict"],
+        "run": row.run,
+        "started": row.created,
+        "rule": row.rule,
+        "task": row.task,
+        "runtime": row.runtime,
+        "devices": f"{row.devices:,}" if row.devices else None,
+        "duration": None if row.duration is None else f"{row.duration:,.1f} s",
+        "accuracy": quality if row.accuracy is None else f"{row.accuracy:.1%}",
+        "outcome": events.end_reason(row.outcome),
+        "verdict": row.verdict,
     }
     return {name: "–" if fact is None else str(fact) for name, fact in facts.items()}
 
 
-def select_rows(
-    rows: Sequence[dict[str, Any]], sort: str = "started", matching: str = ""
-) -> list[dict[str, Any]]:
-    """Rows are those of `run_row`. Each word of `matching` must occur in the row as `text_row` formats
-    it. Upper and lower case are equal.
+def select_rows(rows: Sequence[RunRow], sort: str = "started", matching: str = "") -> list[RunRow]:
+    """Each word of `matching` must occur in the row as `text_row` formats it. Upper and lower case are
+    equal.
 
     `sort` is one of `SORTS`. The row with the lowest value is first. Rows without a value come before
     all others.
@@ -95,5 +112,11 @@ def select_rows(
     found = [
         row for row in rows if all(word in " ".join(text_row(row).values()).casefold() for word in words)
     ]
-    key = {"started": "created"}.get(sort, sort)
-    return sorted(found, key=lambda row: (row[key] is not None, row[key] if row[key] is not None else 0))
+    pairs = [(sort_value(row, sort), row) for row in found]
+    pairs.sort(key=lambda pair: (pair[0] is not None, 0 if pair[0] is None else pair[0]))
+    return [row for _, row in pairs]
+
+
+def sort_value(row: RunRow, column: str) -> Any:
+    """Return the value by which `row` is sorted in `column`, one of `SORTS`."""
+    return row.created if column == "started" else getattr(row, column)

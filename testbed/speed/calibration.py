@@ -45,18 +45,33 @@ class CalibratedHost(Model):
     """Another version of PyTorch has another matrix library."""
 
 
-class Calibration(Model):
-    """One core of `host`, with one thread. `low`, `median` and `high` are speeds of matrix products in
-    Gflop/s (FP64)."""
-
-    host: CalibratedHost
+class _CoreSpeeds(Model):
     low: Positive
+    """Of the slowest matrix product, Gflop/s (FP64)."""
     median: Positive
+    """Of the matrix products, Gflop/s (FP64)."""
     high: Positive
+    """Of the fastest matrix product, Gflop/s (FP64)."""
     products: Count
+    """Number of matrix products that were timed."""
     training: TrainingSpeeds
     """Median speeds: in GB/s for memory, and otherwise in Gflop/s (FP32)."""
     measured: AwareDatetime
+
+
+class HostSpeed(CalibratedHost, _CoreSpeeds):
+    """One core of this host, for programs."""
+
+    gflops: Positive
+    """Speed that device profiles are compared with, Gflop/s (FP64)."""
+    steady: bool
+    """Whether most products were about as fast as the fastest product."""
+
+
+class Calibration(_CoreSpeeds):
+    """One core of `host`, with one thread."""
+
+    host: CalibratedHost
 
     @property
     def gflops(self) -> float:
@@ -78,10 +93,10 @@ class Calibration(Model):
         found = {name: getattr(self, name) * factor for name in ("low", "median", "high")}
         return self.model_copy(update={**found, "training": TrainingSpeeds(**speeds)})
 
-    def as_dict(self) -> dict[str, Any]:
-        """A flat mapping, for programs."""
-        values = self.model_dump(mode="json", exclude={"training": {"error"}})
-        return {"gflops": self.gflops, **values.pop("host"), **values, "steady": self.is_steady}
+    def flat(self) -> HostSpeed:
+        """On one level, for programs."""
+        values = {**vars(self), **vars(self.host), "gflops": self.gflops, "steady": self.is_steady}
+        return HostSpeed(**{name: values[name] for name in HostSpeed.model_fields})
 
     def summary(self) -> str:
         """A few lines for people."""

@@ -8,17 +8,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.agreement import RankAgreement, agreement, times
+from analysis.agreement import RankAgreement, RankedConfiguration, agreement, times
 from analysis.load import load
 
 
-def of(**seconds: list[tuple[float, float]]) -> RankAgreement:
+def of(**seconds: list[tuple[float, float]]) -> RankAgreement[RankedConfiguration]:
     """The agreement of configurations with a pair of times, virtual and real, for each seed."""
     rows = [(name, *pair) for name, pairs in seconds.items() for pair in pairs]
     return agreement(pd.DataFrame(rows, columns=["configuration", "virtual_cost", "real_cost"]))
 
 
-def ranks(found: RankAgreement) -> dict[str, tuple[int, int]]:
+def ranks(found: RankAgreement[RankedConfiguration]) -> dict[str, tuple[int, int]]:
     return {one.name: (one.virtual_rank, one.real_rank) for one in found.configurations}
 
 

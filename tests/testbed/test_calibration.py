@@ -183,8 +183,8 @@ def test_summary_warns_of_a_wide_spread() -> None:
     assert wide.summary().splitlines()[-1].startswith("The speed varied")
 
 
-def test_dictionary_form_has_one_level() -> None:
-    told = _calibration(HERE, 40.0).as_dict()
+def test_output_for_programs_has_one_level() -> None:
+    told = _calibration(HERE, 40.0).flat().model_dump(mode="json", exclude_none=True)
     assert (told["gflops"], told["cpu"], told["steady"]) == (40.0, "Abacus", True)
     assert told["training"] == {"convolution": 100, "depthwise": 5, "matrix": 80, "memory": 4}
     assert told["measured"] == "2026-01-31T12:05:00Z"

@@ -54,7 +54,7 @@ def test_unreadable_manifest_does_not_hide_other_runs(tmp_path: Path, testbed: T
     manifest(tmp_path, "e", created="yesterday", devices=[1])
     os.mkfifo(manifest(tmp_path, "f").manifest.with_name("pipe"))
     (tmp_path / "f" / "pipe").rename(tmp_path / "f" / "manifest.json")
-    found = {row["run"]: (row["outcome"], row["verdict"]) for row in list_runs(tmp_path)}
+    found = {row.run: (row.outcome, row.verdict) for row in list_runs(tmp_path)}
     assert found == {
         "a": ("after", "valid"),
         "b": ("after", "not valid"),

@@ -117,7 +117,7 @@ def test_packed_run_gives_the_same_records_in_an_empty_folder(
 ) -> None:
     run, pack = packed(project)
     same = api.pack(run, project / "again.zip")
-    assert same.path.read_bytes() == pack.read_bytes()
+    assert same.file.read_bytes() == pack.read_bytes()
     assert same.sha256 == archive.sha256_of(pack)
     assert same.left_out[0].startswith("models (")
     shutil.rmtree(project)
@@ -164,11 +164,11 @@ def test_only_known_files_are_packed(project: Path) -> None:
     (run / "code").mkdir()
     (run / "code" / "link.py").symlink_to("/etc/hostname")
     done = api.pack(run, project / "all.zip", include=["models", "telemetry", "logs", "inputs"])
-    found = set(names(done.path))
+    found = set(names(done.file))
     assert {"telemetry.jsonl", "inputs.bin", "logs/pi-1.log", "models/final.safetensors"} <= found
     assert not found & {*secrets, "code/link.py"}
     assert any("link.py is no regular file" in remark for remark in done.remarks)
-    facts = json.loads(content(done.path, "manifest.json"))
+    facts = json.loads(content(done.file, "manifest.json"))
     assert "controller" not in facts
     assert "name" not in facts["host"]
 
@@ -246,9 +246,9 @@ def test_data_is_listed_by_checksum_and_compared(
     shutil.copy(project / "mine.npz", place)
     assert "byte for byte" in testbed("up", pack).out
     whole = api.pack(run, tmp_path / "whole.zip", include=["data"])
-    assert "data/mine.npz" in names(whole.path)
+    assert "data/mine.npz" in names(whole.file)
     assert not any(part.startswith("data") for part in whole.left_out)
-    assert "byte for byte" in testbed("up", whole.path, "--runs", "others").out
+    assert "byte for byte" in testbed("up", whole.file, "--runs", "others").out
 
 
 def test_folder_of_missing_data_is_named_once(tmp_path: Path, elsewhere: Path, testbed: Testbed) -> None:
@@ -283,12 +283,12 @@ def test_packed_sweep_gives_the_same_records_in_an_empty_folder(
     result = api.pack(done.folder, project.parent / "study.zip")
     assert len(result.runs) == 4
     shutil.rmtree(project)
-    assert not any(str(project).encode() in content(result.path, name) for name in names(result.path))
-    said = testbed("sweep", result.path, "--jobs", "1")
+    assert not any(str(project).encode() in content(result.file, name) for name in names(result.file))
+    said = testbed("sweep", result.file, "--jobs", "1")
     assert said.code == 0, said.err
     assert "4 runs with the same records as in the pack, byte for byte" in said.out
     assert len(list((elsewhere / "runs" / "study").glob("linked-*"))) == 4
-    wrong = testbed("up", result.path)
+    wrong = testbed("up", result.file)
     assert wrong.code == 2
     assert "testbed sweep" in wrong.err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from math import inf
 from pathlib import Path
 
@@ -151,9 +152,9 @@ def test_plan_says_how_long_a_battery_lasts() -> None:
         None,
         None,
     )
-    by_name = {row["device"]: row for row in rounds.device_rows(planned, found)}
-    assert by_name["a-1"]["battery_idle_s"] == 300
-    assert by_name["b"]["battery_idle_s"] is None
+    by_name = {row.device: row for row in rounds.device_rows(planned, found)}
+    assert by_name["a-1"].battery_idle_s == 300
+    assert by_name["b"].battery_idle_s == math.inf
 
 
 def test_sample_counts_are_known_after_data_preparation() -> None:

@@ -44,8 +44,8 @@ def test_list_is_formatted_sorted_and_searched(runs: Path, testbed: Testbed) -> 
     first, second = map(text_row, rows)
     assert (first["outcome"], first["accuracy"], first["duration"]) == ("failed", "85.0%", "5.0 s")
     assert (second["outcome"], second["accuracy"]) == ("time is up", "80.0%")
-    assert [row["run"] for row in select_rows(rows, "duration")] == ["a", "b"]
-    assert [row["run"] for row in select_rows(rows, matching="FedBuff time")] == ["b"]
+    assert [row.run for row in select_rows(rows, "duration")] == ["a", "b"]
+    assert [row.run for row in select_rows(rows, matching="FedBuff time")] == ["b"]
     said = testbed("runs", "--runs", runs, "--sort", "accuracy")
     names = [line.split()[0] for line in said.out.splitlines()]
     assert [name for name in names if name in ("a", "b")] == ["b", "a"]

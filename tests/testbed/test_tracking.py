@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Iterator
@@ -9,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 import testbed as product
 from agents import events
 from testbed import tracking
-from testbed.cli.outputs import OUTPUTS, TrackerOutput
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
@@ -163,8 +162,7 @@ def test_tensorboard_files_are_written(testbed: Testbed, run: Path) -> None:
     follow(RunDirectory(run), tracking.tracker("tensorboard", run))
     done = testbed("export", run, "--to", "tensorboard", "--json")  # once more
     assert done.code == 0, done.err
-    said: TrackerOutput = TypeAdapter(OUTPUTS["export"]).validate_json(done.out)
-    assert str(run / "tensorboard") in said.told
+    assert str(run / "tensorboard") in json.loads(done.out)["told"]
     read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})
     read.Reload()
     wanted = expected(run)
