@@ -15,7 +15,8 @@ is built on these functions (docs/guide/python.md has the table). Errors that th
 
 from __future__ import annotations
 
-from importlib import import_module
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed import bundle
@@ -76,74 +77,27 @@ if TYPE_CHECKING:
 
 bundle.make_importable()
 
-_WHERE = {
-    "RunHandle": "testbed.api.handle",
-    "Launch": "testbed.api.launching",
-    "plan_run": "testbed.api.launching",
-    "validate": "testbed.api.launching",
-    "distribution": "testbed.api.launching",
-    "up": "testbed.api.running",
-    "start": "testbed.api.running",
-    "attach": "testbed.api.running",
-    "load": "testbed.api.running",
-    "page": "testbed.api.running",
-    "ps": "testbed.api.running",
-    "down": "testbed.api.running",
-    "list_runs": "testbed.api.running",
-    "list_folders": "testbed.api.running",
-    "simulate": "testbed.api.simulating",
-    "pack": "testbed.api.packing",
-    "sweep": "testbed.api.studies",
-    "SweepResult": "testbed.api.studies",
-    "agree": "testbed.api.studies",
-    "AgreeResult": "testbed.api.studies",
-    "compare": "testbed.api.results",
-    "load_all": "testbed.api.results",
-    "report": "testbed.api.results",
-    "step_time": "testbed.api.results",
-    "draw": "testbed.api.results",
-    "export": "testbed.api.results",
-    "export_trace": "testbed.api.results",
-    "track": "testbed.api.results",
-    "doctor": "testbed.api.machine",
-    "calibrate": "testbed.api.machine",
-    "list_images": "testbed.api.machine",
-    "build_images": "testbed.api.machine",
-    "prune_images": "testbed.api.machine",
-    "measure_fidelity": "testbed.api.machine",
-    "rules": "testbed.api.catalog",
-    "selections": "testbed.api.catalog",
-    "tasks": "testbed.api.catalog",
-    "profiles": "testbed.api.catalog",
-    "add_profile": "testbed.api.catalog",
-    "profile_script": "testbed.api.catalog",
-    "schema": "testbed.api.catalog",
-    "new": "testbed.api.templates",
-    "examples": "testbed.api.templates",
-    "convert_trace": "testbed.api.traces",
-    "fedscale_devices": "testbed.api.traces",
-    "twin": "testbed.api.twins",
-    "TwinPair": "testbed.api.twins",
-    "BadInputError": "testbed.errors",
-    "HostError": "testbed.errors",
-    "RunFailedError": "testbed.errors",
-    "TestbedError": "testbed.errors",
-}
-"""Public name -> module, which is imported when one of its names is first used."""
 
-__all__ = [*_WHERE, "events"]
+@cache
+def _modules() -> dict[str, str]:
+    """Return public name -> module that defines it, as the imports above say."""
+    import ast
+
+    tree = ast.parse(Path(__file__).read_bytes())
+    (types_only,) = (one for one in tree.body if isinstance(one, ast.If))
+    imports = [one for one in types_only.body if isinstance(one, ast.ImportFrom)]
+    return {name.name: str(one.module) for one in imports for name in one.names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "events":
-        found: Any = import_module("agents.events")
-    elif name in _WHERE:
-        found = getattr(import_module(_WHERE[name]), name)
-    else:
+    if name == "__all__":
+        return [*_modules()]
+    if name not in _modules():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(__import__(_modules()[name], fromlist=[name]), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_modules()})
