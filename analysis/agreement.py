@@ -4,10 +4,10 @@ without I/O and clock."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import combinations
 from math import inf, nan, sqrt
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class RankedConfiguration:
 
 
 C = TypeVar("C")
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ class RankAgreement(Generic[C]):
     swapped: tuple[tuple[str, str], ...]
     """The first of a pair has the lower cost in virtual time, but the higher cost in the real runtime.
     Equal costs in one runtime are no swap."""
+
+    def with_rows(self, kind: type[D]) -> RankAgreement[D]:
+        """With configurations of `kind`, a dataclass that has the fields of `RankedConfiguration` in the
+        same order, with names that say what the costs are."""
+        ranked: tuple[Any, ...] = self.configurations
+        rows = tuple(kind(*astuple(one)) for one in ranked)
+        return RankAgreement(rows, self.tau, self.low, self.high, self.resampled, self.swapped)
 
 
 def times(

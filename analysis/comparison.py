@@ -35,8 +35,8 @@ class ComparisonRow:
     runs: int
     """Number of runs."""
     reached: int
-    """If any run missed the target, `time`, `rounds`, `updates`, `bytes` and `energy` have no mean, but
-    a median or a lower bound of the median."""
+    """Number of runs that reached the target. If any missed it, `time`, `rounds`, `updates`, `bytes` and
+    `energy` have no mean, but a median or a lower bound of the median."""
     time: Cost
     """Seconds of device time, interpolated between evaluations."""
     resolution: float
@@ -47,8 +47,8 @@ class ComparisonRow:
     updates: Cost
     """Updates applied up to the first evaluated model that reached the target."""
     bytes: Cost
-    """Payload of the updates applied up to the first evaluated model that reached the target, without
-    downloads."""
+    """Payload bytes of the updates applied up to the first evaluated model that reached the target,
+    without downloads."""
     energy: Cost
     """Joules of all devices at the first evaluated model that reached the target. Without values if no
     energy was counted."""

@@ -45,7 +45,8 @@ from testbed.view import View
 
 if TYPE_CHECKING:
     from testbed.data.distribution import SampleDistribution as SampleDistribution
-    from testbed.plan.rounds import DeviceRow, Round
+    from testbed.plan.plan_tables import DeviceRow
+    from testbed.plan.rounds import Round
 
 _LAUNCH = "launch.json"
 """File in the folder `work` of the run directory, for the process that controls a run in the

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.texts import name_list, quantity
+from analysis import summary
+from analysis.agreement import RankAgreement, RankedConfiguration
+from analysis.manifest import Verdict
 from testbed.api import packing, results
 from testbed.api.packing import OpenedPack
 from testbed.api.reading import read
@@ -21,7 +24,6 @@ from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.agreement import RankAgreement, RankedConfiguration
     from analysis.load import Run as Result
     from testbed.sweeps import Sweep
 
@@ -139,6 +141,49 @@ def _comparison(opened: OpenedPack, done: Sequence[RunDirectory]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class RankedByTime:
+    """Times and ranks of a configuration in virtual time and with the real runtime."""
+
+    name: str
+    virtual_s: float
+    """Mean time to the target in virtual time, in seconds; NaN if a seed did not reach the target."""
+    real_s: float
+    """Mean time to the target with the real runtime, in seconds; NaN if a seed did not reach it."""
+    virtual_rank: int
+    real_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedByEnergy:
+    """Energies and ranks of a configuration in virtual time and with the real runtime."""
+
+    name: str
+    virtual_j: float
+    """Mean energy of all devices to the target in virtual time, in joules; NaN if a seed did not reach
+    the target."""
+    real_j: float
+    """Mean energy of all devices to the target with the real runtime, in joules; NaN if a seed did not
+    reach the target."""
+    virtual_rank: int
+    real_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement(RankAgreement[RankedByTime]):
+    """Agreement of two rankings of configurations: in virtual time, and with a real runtime."""
+
+    configurations: tuple[RankedByTime, ...]
+    target: float
+    """Target accuracy, 0 to 1."""
+    runtime: str
+    """Name of the real runtime."""
+    verdicts: Mapping[Verdict, int]
+    """Verdict -> number of real runs with that verdict."""
+    by_energy: RankAgreement[RankedByEnergy] | None
+    """Agreement of the rankings by energy; None if a run counted no energy."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgreeResult:
     """Result of `agree`."""
 
@@ -155,6 +200,17 @@ class AgreeResult:
     """Runs made with `runtime`."""
     folder: Path
     """Folder with the run directories."""
+
+    def output(self) -> Agreement:
+        """For programs."""
+        times = self.agreement.with_rows(RankedByTime)
+        return Agreement(
+            **{field.name: getattr(times, field.name) for field in fields(times)},
+            target=self.target,
+            runtime=self.runtime,
+            verdicts=summary.verdicts(self.real),
+            by_energy=None if self.by_energy is None else self.by_energy.with_rows(RankedByEnergy),
+        )
 
 
 def agree(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from agents.device_actions import name_of
 from agents.texts import name_list
+from analysis.agreement import RankAgreement, RankedConfiguration
+from analysis.twins import TwinRow
 from testbed import topology as topologies
 from testbed.api import running
 from testbed.api.topology_input import data_root
@@ -27,9 +29,7 @@ from testbed.traits import is_simulated
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.agreement import RankAgreement, RankedConfiguration
     from analysis.load import Run as Result
-    from analysis.twins import TwinRow
 
 FILE, PROFILES = "twin.yaml", profiles.FILE
 """Names in the folder of a twin."""
@@ -64,6 +64,75 @@ class Twin:
 
 
 @dataclass(frozen=True, slots=True)
+class RankedTwins:
+    """Times and ranks of a configuration in runs and in those of their twins."""
+
+    name: str
+    twin_s: float
+    """Mean time to the target with the twins, in seconds; NaN if a seed did not reach the target."""
+    original_s: float
+    """Mean time to the target in the runs, in seconds; NaN if a seed did not reach the target."""
+    twin_rank: int
+    original_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDevice:
+    """Ranks of a device by the seconds of the run per update."""
+
+    name: str
+    twin_s_per_update: float
+    original_s_per_update: float
+    twin_rank: int
+    original_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TwinDevice:
+    """A device in a run and in the run of its twin."""
+
+    device: str
+    updates: int
+    staleness: float
+    """Mean staleness in versions; NaN without updates."""
+    round: float
+    """Mean seconds from the dispatch to the arrival of the update; NaN without updates."""
+    twin_updates: int
+    twin_staleness: float
+    twin_round: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTwin:
+    """A run beside the run of its twin."""
+
+    original: str
+    """Id of the run."""
+    twin: str
+    """Id of the twin's run."""
+    target: float | None
+    """Target accuracy, 0 to 1; None if there is none."""
+    remarks: Sequence[str]
+    """A sentence for each figure that the run's records lack."""
+    figures: Sequence[TwinRow]
+    devices: Sequence[TwinDevice]
+    ranks: RankAgreement[RankedDevice] | None
+    """Ranks of the devices, with the twin in place of virtual time; None for a single device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTwins:
+    """Runs beside the runs of their twins."""
+
+    pairs: Sequence[ComparedTwin]
+    target: float | None
+    """Target accuracy of `ranks`, 0 to 1; None without ranks."""
+    ranks: RankAgreement[RankedTwins] | None
+    """Ranks of the configurations, with the twins in place of virtual time; None if there is only one,
+    or if no run reached an accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
 class TwinPair:
     """A run and the run of its twin."""
 
@@ -80,6 +149,19 @@ class TwinPair:
     """Test accuracy (share) to which times refer; None if there is none."""
     remarks: tuple[str, ...] = ()
     """Remarks of the twin (`Twin.remarks`)."""
+
+    def output(self) -> ComparedTwin:
+        """For programs."""
+        devices: list[Any] = self.devices.to_dict("records")
+        return ComparedTwin(
+            self.original.name,
+            self.twin.name,
+            self.target,
+            self.remarks,
+            self.figures,
+            [TwinDevice(**device) for device in devices],
+            None if self.ranks is None else self.ranks.with_rows(RankedDevice),
+        )
 
 
 def make(

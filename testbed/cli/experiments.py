@@ -167,9 +167,7 @@ def agree(
             runs=runs,
         )
     if as_json:
-        from testbed.api import rankings
-
-        console.print_json(rankings.of_agreement(found))
+        console.print_json(found.output())
         return
     accuracy = f"a test accuracy of {comparison.percent(found.target)}"
     print_text(f"\nMean time to {accuracy}:")
@@ -231,9 +229,9 @@ def twin(
                 _show_pair(pair)
     ranked = twins.rank(pairs, share) if len(pairs) > 1 else None
     if as_json:
-        from testbed.api import rankings
-
-        console.print_json(rankings.of_twins(pairs, ranked))
+        ranks, level = ranked or (None, None)
+        rows = None if ranks is None else ranks.with_rows(twins.RankedTwins)
+        console.print_json(twins.ComparedTwins([pair.output() for pair in pairs], level, rows))
         return
     if ranked is not None:
         from analysis import comparison

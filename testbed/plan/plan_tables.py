@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agents.config import AccessLink, LocalTraining
@@ -16,6 +18,70 @@ _OPTIONAL = (
     *("cpu", "quota", "memory", "gpu", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
     *("compression", "byzantine", "origin", "node", "host"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """A device as it would be launched, and its expected round. Texts are written as in a topology."""
+
+    device: str
+    cpu: float | None = None
+    """Share of one core of the host."""
+    quota: str | None = None
+    """CPU time per period, in ms."""
+    memory: str | None = None
+    """Memory limit."""
+    gpu: str | None = None
+    """GPU, or share of a GPU."""
+    gflops: float | None = None
+    """Speed of the device in Gflop/s, before the factor `speed`."""
+    timing: str | None = None
+    """Minimum duration of a training, before the factor `speed`."""
+    speed: float | None = None
+    """Speed factor that was drawn for the device."""
+    up: str | None
+    """Uplink rate."""
+    down: str | None
+    """Downlink rate."""
+    rtt: str | None = None
+    """Round-trip time."""
+    jitter: str | None = None
+    loss: str | None = None
+    """Share of lost packets."""
+    access: str | None = None
+    """Segment that the device is attached to, which it may share with other devices."""
+    think: str | None
+    """Pause between trainings."""
+    local: str
+    """Local training: steps or epochs, batch size, and the optimizer unless it is SGD."""
+    compression: str | None = None
+    byzantine: str | None = None
+    """Attack that the device carries out."""
+    origin: str | None = None
+    """Source of the keys of a drawn device, such as `survey.csv:7`."""
+    host: str | None = None
+    """Address of a real device; None if the device is emulated."""
+    node: str | None = None
+    """Name of the device's node, if there are several nodes."""
+    samples: int | None
+    """Number of training samples; None until the data is prepared."""
+    transfer_s: float
+    """Expected time to transfer model and update, in seconds of device time; infinite if unknown."""
+    round_s: float
+    """Expected time of a round (transfers and training), in seconds of device time; infinite if
+    unknown."""
+    lacks: Sequence[str]
+    """Information that is missing for an estimate of the round's time."""
+    idle_w: float | None = None
+    """Power without work, in watts; None if the device's energy is not counted."""
+    working_w: float | None = None
+    """Mean power while the device trains round after round, in watts; None if unknown."""
+    battery_idle_s: float | None = None
+    """Seconds of device time until the first power-off without work; None if there is none within the
+    time that was looked at, or no battery."""
+    battery_working_s: float | None = None
+    """Seconds of device time until the first power-off if the device trains round after round; None as
+    in `battery_idle_s`, and if the power is unknown."""
 
 
 def device_table(plan: Plan) -> list[dict[str, Any]]:
