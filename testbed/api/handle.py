@@ -58,7 +58,7 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationRow:
     """Evaluation of a kept model on the test set, on one class of the test set, or on samples of one
     device."""
 
@@ -380,7 +380,7 @@ class RunHandle:
         per device, for an evaluation on the training data of each device, too; None for no evaluation on
         training data. `data`: folder with datasets as parquet files; None for the folder that
         TESTBED_DATA names, or for the hub if TESTBED_DATA is not set. Returns one row per model and part
-        of the data, with the columns of `Evaluation`. Raises BadInputError.
+        of the data, with the columns of `EvaluationRow`. Raises BadInputError.
         """
         from testbed.run import saved_models
 

@@ -176,7 +176,7 @@ OUTPUTS: dict[str, Callable[[], Any]] = {
     "validate": lambda: ValidTopology,
     "plan": _list("testbed.plan.plan_tables:DeviceRow"),
     "data": _one("testbed.data.distribution:SampleSummary"),
-    "evaluate": _list("testbed.api.handle:Evaluation"),
+    "evaluate": _list("testbed.api.handle:EvaluationRow"),
     "replay": _one("testbed.run.replay:ReplayResult"),
     **dict.fromkeys(_ACTIONS, lambda: list[SentAction]),
     **dict.fromkeys(("sweep", "compare"), _one("analysis.comparison:Comparison")),

@@ -261,7 +261,7 @@ def evaluate(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Evaluate all models that a finished run has kept."""
-    from testbed.api.handle import Evaluation
+    from testbed.api.handle import EvaluationRow
     from testbed.api.running import attach
 
     if to is not None:
@@ -271,7 +271,7 @@ def evaluate(
         found.to_csv(to, index=False)
     rows: list[Any] = found.to_dict("records")
     if as_json:
-        print_json([Evaluation(**row) for row in rows])
+        print_json([EvaluationRow(**row) for row in rows])
         return
     show(rows, "No models.")
 

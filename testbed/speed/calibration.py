@@ -47,11 +47,11 @@ class CalibratedHost(Model):
 
 class _CoreSpeeds(Model):
     low: Positive
-    """Of the slowest matrix product, Gflop/s (FP64)."""
+    """Slowest matrix product, Gflop/s (FP64)."""
     median: Positive
-    """Of the matrix products, Gflop/s (FP64)."""
+    """Gflop/s (FP64)."""
     high: Positive
-    """Of the fastest matrix product, Gflop/s (FP64)."""
+    """Fastest matrix product, Gflop/s (FP64)."""
     products: Count
     """Number of matrix products that were timed."""
     training: TrainingSpeeds
