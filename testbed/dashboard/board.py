@@ -142,7 +142,7 @@ def chart(name: str, feed: Feed, run: Run) -> Chart:
         return chart.with_note(
             f"used in the last {CPU_WINDOW_SECONDS:.0f} s; a waiting device uses less than its share"
         )
-    rows = PAGE_CHARTS[name].rows
+    rows = PAGE_CHARTS[name].rows if name in PAGE_CHARTS else ""
     if rows == "samples" and feed.held_samples < feed.samples and not feed.live:
         return chart.with_remarks(f"the newest {feed.held_samples:,} of {feed.samples:,} samples")
     if rows == "updates" and feed.held < feed.updates:

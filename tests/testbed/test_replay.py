@@ -95,8 +95,8 @@ def test_difference_names_the_kernels_that_round_otherwise(run: RunDirectory) ->
     here = run.read_manifest()["versions"]
     with pytest.raises(RunFailedError, match=r"Equal until then: [^.]*\.$"):
         replay(run)
-    run.write_manifest(versions={**here, "blas": "openblas 0.3.29 (SkylakeX)"})
-    with pytest.raises(RunFailedError, match=r"\(SkylakeX\) \(here .*CORETYPE=SkylakeX before"):
+    run.write_manifest(versions={**here, "blas": "openblas 0.3.29 (Kernel9)"})
+    with pytest.raises(RunFailedError, match=r"\(Kernel9\) \(here .*CORETYPE=Kernel9 before"):
         replay(run)
     run.write_manifest(versions={**here, "processor": "Cray-1"})
     with pytest.raises(RunFailedError, match=r"processor Cray-1 \(here .*\), which may [^:]*\.$"):
