@@ -21,8 +21,9 @@ def test_every_part_of_make_check_has_a_cache_or_reads_source_alone() -> None:
     commands = [line.split() for line in printed.splitlines()]
     assert {Path(words[0]).name for words in commands} == {*CACHED, "python"}
     assert not [one for words in commands for one in words if "cache" in one or "incremental" in one]
-    (pytest,) = (words for words in commands if Path(words[0]).name == "python")
+    pytest, budget = (words for words in commands if Path(words[0]).name == "python")
     assert pytest[1:] == ["-m", "pytest", "--quiet", "--noconftest", PLAIN_WORDS]
+    assert budget[1:] == ["-m", "tests.budget"]  # reads the source and imports the schema: 2 s
     tree = ast.parse((ROOT / PLAIN_WORDS).read_text())
     imported = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     for node in ast.walk(tree):
