@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import shutil
 import stat
 import struct
@@ -36,7 +37,7 @@ _FREE_BYTES = 256 * 2**20
 """Free bytes to leave on the disk."""
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError),
-    *(NotImplementedError, RuntimeError, ValueError, OverflowError),
+    *(NotImplementedError, RuntimeError, ValueError, OverflowError, lzma.LZMAError),
 )
 
 

@@ -400,6 +400,7 @@ def linked_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (adding("topology.yaml/x"), True, "collide"),
         (adding("pack.json/x"), True, "collide"),
         (adding("more.txt"), False, "not those that"),
+        (replacing("pack.json", '"runtime": "virtual"', '"runtime": "1e9"'), True, "bad.zip"),
         (replacing("events.jsonl", "update", "uptade"), False, "checksum"),
         (adding("events.jsonl"), False, "another size"),
         (lambda found: found.pop("pack.json"), False, "no pack.json"),

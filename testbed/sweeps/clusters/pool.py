@@ -135,7 +135,7 @@ class ClusterPool:
             answer = msgspec.msgpack.decode(packed, type=remote.CellAnswer)
             outcome = _checked(msgspec.convert(answer.outcome, CellOutcome))
             if outcome.reason == REFUSED:
-                raise HostError(str(outcome.error))
+                raise HostError(f"{self._target.text}: {outcome.error}")
             if outcome.error is None and answer.place is None and answer.files is None:
                 raise ValueError("it has no records")
             self._place(answer, directory)
