@@ -8,7 +8,6 @@ size of a packet, but not the messages queued for a connection.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 from collections.abc import Mapping
@@ -104,8 +103,12 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
         bounded = _BoundedReader(reader, self._packet)
-        with contextlib.suppress(ConnectionError):  # a refused client may close the connection first
+        try:
             await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
+        except ConnectionError:  # a refused client may close the connection first
+            pass
+        finally:
+            writer.close()  # amqtt leaves it open after a CONNECT that it cannot read
 
     async def _authenticate(self, session: Any, _: Any) -> bool:
         if not self._is_known(session):

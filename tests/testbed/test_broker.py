@@ -494,6 +494,15 @@ def test_oversized_packet_only_disconnects_its_sender(
     assert aggregator.take() == (TOPICS.update("b"), b"own")
 
 
+def test_unreadable_login_ends_its_connection(logins: Logins) -> None:
+    """Otherwise each one would keep a descriptor of the broker."""
+    access = logins("aggregator")
+    with socket.create_connection((access.host, access.port), PATIENCE) as peer:
+        peer.sendall(bytes.fromhex("101800044d40020000"))
+        peer.shutdown(socket.SHUT_WR)
+        assert peer.recv(1) == b""
+
+
 @pytest.mark.parametrize("logins", ["mosquitto"], indirect=True)  # the embedded broker has no such limit
 def test_queue_for_a_client_that_does_not_read_is_limited(connect: Connect) -> None:
     aggregator, client = connect("aggregator"), connect("a")
