@@ -55,6 +55,11 @@ class _ClientHandler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is n
     def handle_read_timeout(self) -> None:
         self._given_up = asyncio.ensure_future(self.handle_connection_closed())
 
+    async def handle_publish(self, packet: Any) -> None:
+        """Handle a message. One of a QoS that does not exist closes the connection; amqtt's own handler
+        would fail in a task that nobody awaits."""
+        await (self.handle_connection_closed() if packet.qos > 2 else super().handle_publish(packet))
+
 
 class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     """amqtt with the accounts of a run instead of plugins.

@@ -76,8 +76,8 @@ def workers(folder: Path) -> Iterator[Read]:
         answered: Future[bytes] = Future()
         answered.set_result(data)
         found = pool._outcome(answered, directory)
-        if found.error is not None:
-            raise RunFailedError(found.error)
+        if found.error is not None:  # the sweep prints it behind the name of the cell
+            raise RunFailedError(f"worker: {found.error}")
         assert directory.path.is_dir()
         return found
 

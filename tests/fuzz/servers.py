@@ -102,7 +102,7 @@ def http(folder: Path) -> Iterator[Read]:
 
 def _new_text(log: Path) -> str:
     """Return what a program has logged since the last call, and forget it."""
-    said = log.read_text(errors="replace")
+    said = log.read_text(errors="replace").lstrip("\0")  # it may write on where it was
     log.write_bytes(b"")
     return said
 

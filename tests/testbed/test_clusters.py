@@ -328,6 +328,7 @@ def encrypted(packed: bytes) -> bytes:
         answer(encrypted(zipped("events.jsonl", b"{}"))),
         answer(zipped("a", b"x"), seconds=math.nan),
         answer(zipped("a", b"x"), accuracy=417.3),
+        answer(zipped("a", b"x"), loss=math.nan),
         answer(zipped("a", b"x"), reason=7),
         b"",
     ],

@@ -124,9 +124,9 @@ def test_arrays_and_images_that_break_their_readers_are_refused(tmp_path: Path) 
         with pytest.raises(DataError, match=r"a/train\.npz: (not readable|expected arrays)"):
             _decode(tmp_path / "a", input="x", label=None)
     _image(tmp_path / "b" / "train" / "cat" / "a.gif")
-    file = tmp_path / "b" / "train" / "cat" / "a.gif"
-    data = file.read_bytes()
-    file.write_bytes(data[:6] + b"\xff\xff\xff\xff" + data[10:])
+    picture = tmp_path / "b" / "train" / "cat" / "a.gif"
+    data = picture.read_bytes()
+    picture.write_bytes(data[:6] + b"\xff\xff\xff\xff" + data[10:])
     with pytest.raises(DataError, match=r"cat/a\.gif"):
         _decode(tmp_path / "b")
 
