@@ -517,6 +517,10 @@ def test_other_files_are_no_packs(tmp_path: Path) -> None:
         api.validate(tmp_path / "other.zip")
     with pytest.raises(BadInputError, match=r"no pack.json"):
         archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
+    with zipfile.ZipFile(tmp_path / "other.zip", "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("pack.json", "{}" * 100)
+    with pytest.raises(BadInputError, match=r"compressed in another way"):
+        archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
     assert not (tmp_path / "packs").exists()
 
 
