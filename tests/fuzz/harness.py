@@ -131,7 +131,8 @@ def run(
             process = multiprocessing.get_context("fork").Process(
                 target=_serve, args=(door, Path(folder), seed, last, deadline, sender)
             )
-            process.start()
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                process.start()  # since Python 3.12, a fork beside threads (of pytest-xdist) warns
             sender.close()
             is_open = False
             with suppress(EOFError):
