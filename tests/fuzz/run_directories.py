@@ -161,7 +161,7 @@ def _page(path: Path) -> None:
     feed = Feed(path)
     Board([feed]).refresh(at_once=True)
     if feed.error:
-        raise TestbedError(feed.error)
+        raise TestbedError(f"{path}: {feed.error}")  # the page shows it beside the run
 
 
 def _metrics(path: Path) -> None:
