@@ -18,15 +18,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agents.texts import make_printable
+
+_MAX_MESSAGE = 10_000
+"""Maximum number of characters of an error."""
 _NOT_YOURS = "you may not write there; name another place"
 
 
 class TestbedError(Exception):
     """Base of all errors for the user: a message in full sentences. The command line prints it and exits
-    with `exit_code`."""
+    with `exit_code`. Control characters in it, which come from files and devices, are escaped."""
 
     __test__ = False  # pytest takes classes called Test… for tests
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(make_printable(message, _MAX_MESSAGE, keep="\n"))
 
 
 class BadInputError(TestbedError):

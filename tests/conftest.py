@@ -144,6 +144,7 @@ SINGLE = (
         "test_studies.py",
         "test_paper_tasks.py",
         "test_virtual_fuzz.py",
+        "test_doors.py",
     ),
     "test_virtual_run.py",
 )

@@ -30,6 +30,9 @@ except ImportError:
 MAX_VALUES = 200_000
 """Keys and values in a file. An alias counts as all values of its node."""
 
+_LARGEST = 10**300
+"""Largest whole number: larger ones are no floating-point numbers."""
+
 
 class Loader(Composer, _Parser, SafeConstructor, Resolver):
     """Raises YAMLError, and RecursionError for a file that is nested too deeply. The composer is
@@ -64,7 +67,10 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  (PyYAML's)
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            if isinstance(value, int) and abs(value) > _LARGEST:
+                raise ValueError(f"expected a whole number of at most {_LARGEST:.0e}")
+            return value
         except (
             ValueError,
             KeyError,

@@ -24,7 +24,7 @@ from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, Virtual, load
 from testbed.topology.boundary import Boundary
-from testbed.traits import is_simulated
+from testbed.traits import RUNTIMES, is_simulated, runtime_names
 
 FOLDER = "packs"
 """Folder in the folder of runs into which packs are unpacked."""
@@ -179,6 +179,8 @@ def open_pack(
     The archive is unpacked into its folder `packs`. Raises BadInputError, HostError.
     """
     index, folder = archive.unpack(Path(path), Path(runs) / FOLDER, on_progress)
+    if index.runtime is not None and index.runtime not in RUNTIMES:
+        raise BadInputError(f"{path} is of another runtime than {runtime_names()}: {index.runtime!r}")
     if index.kind != kind:
         command = "up" if index.kind == "run" else "sweep"
         raise BadInputError(f"{path} is the pack of a {index.kind}: testbed {command} {path}")

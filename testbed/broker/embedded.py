@@ -8,7 +8,6 @@ size of a packet, but not the messages queued for a connection.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 from collections.abc import Mapping
@@ -55,6 +54,11 @@ class _ClientHandler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is n
 
     def handle_read_timeout(self) -> None:
         self._given_up = asyncio.ensure_future(self.handle_connection_closed())
+
+    async def handle_publish(self, packet: Any) -> None:
+        """Handle a message. One of a QoS that does not exist closes the connection; amqtt's own handler
+        would fail in a task that nobody awaits."""
+        await (self.handle_connection_closed() if packet.qos > 2 else super().handle_publish(packet))
 
 
 class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
@@ -104,8 +108,12 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
         bounded = _BoundedReader(reader, self._packet)
-        with contextlib.suppress(ConnectionError):  # a refused client may close the connection first
+        try:
             await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
+        except ConnectionError:  # a refused client may close the connection first
+            pass
+        finally:
+            writer.close()  # amqtt leaves it open after a CONNECT that it cannot read
 
     async def _authenticate(self, session: Any, _: Any) -> bool:
         if not self._is_known(session):

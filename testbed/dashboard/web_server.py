@@ -184,6 +184,13 @@ def is_not_early_leave(record: logging.LogRecord) -> bool:
     return raised.parts[-3:] != ("bokeh", "server", "connection.py")
 
 
+def without_traceback(record: logging.LogRecord) -> bool:
+    """Remove the traceback from an error about a visitor's message, which may be wrong in any way. The
+    log keeps the error and the message."""
+    record.exc_info = None
+    return True
+
+
 def serve(listening: socket.socket, site: Site) -> None:
     """Ends by SIGINT or SIGTERM."""
     silence(MISSING_RENDERERS, silence=True)  # charts without data are hidden
@@ -191,6 +198,8 @@ def serve(listening: socket.socket, site: Site) -> None:
     logging.getLogger("bokeh.server.views.ws").setLevel(
         logging.ERROR
     )  # no messages about visitors who left
+    for name in ("bokeh.server.views.ws", "bokeh.server.protocol_handler"):
+        logging.getLogger(name).addFilter(without_traceback)
     settings.resources = "server"  # load nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
     key = secrets.token_bytes(32)

@@ -290,10 +290,10 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, source: RawSplit, first
                     f"column {name} of {split} does not hold plain numbers{_first_text(array, first)}, "
                     "so it cannot be combined with other columns: name only this one, or leave it out",
                 )
+        table = _float32(np.stack(arrays, axis=1), f"{split}, input", first, "input")
+        for name, array in zip(data.input or (), arrays, strict=True):
             if _collapses(array):
                 raise _collapse_error(f"column {name} of {split}")
-        table = np.stack([array.astype(np.float32) for array in arrays], axis=1)
-        _check_finite(table, f"{split}, input", first, "input")
         return table
     (array,) = arrays
     if array.dtype.kind == "U":
@@ -306,10 +306,10 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, source: RawSplit, first
             )
         return _characters(array, data, split, first)
     if array.dtype.kind == "f":
-        _check_finite(array, f"{split}, input", first, "input")
+        found = _float32(array, f"{split}, input", first, "input")
         if _collapses(array):
             raise _collapse_error(split)
-        return array.astype(np.float32)
+        return found
     if array.dtype.kind == "b":
         return array.astype(np.float32)
     if array.dtype == np.uint8:
@@ -378,8 +378,7 @@ def _labels(
             return codes
         return names.add(array)
     if kind == "f":
-        _check_finite(array, place, first, "label")
-        return array.astype(np.float32)
+        return _float32(array, place, first, "label")
     if kind not in "iub":
         raise DataError("label", f"{place} holds {array.dtype}, expected classes, numbers or texts")
     if array.ndim == 1 and kind == "i" and set(np.unique(array).tolist()) == {-1, 1}:
@@ -527,7 +526,7 @@ def _images(encoded: Iterable[bytes | None], place: str, row: Callable[[int], st
         try:
             image = PIL.Image.open(io.BytesIO(content))
             one = np.asarray(_in_bytes(image))
-        except (OSError, ValueError, SyntaxError) as error:
+        except Exception as error:  # a damaged image may raise anything
             raise DataError(None, f"{place}, row {row(index)}: {error}") from error
         if decoded and one.shape[:2] != decoded[0].shape[:2]:
             raise DataError("input", _unequal(place, row(index), decoded[0].shape, one.shape))
@@ -575,11 +574,16 @@ def _first_text(array: Array, first: int) -> str:
     return ""
 
 
-def _check_finite(values: Array, place: str, first: int, key: str) -> None:
-    good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+def _float32(values: Array, place: str, first: int, key: str) -> Array:
+    """Convert numbers to float32. Raises DataError if one of them is not finite there."""
+    with np.errstate(over="ignore"):
+        found = values.astype(np.float32)
+    good = np.isfinite(found).reshape(len(found), -1).all(axis=1)
     if not good.all():
         row = first + int(np.argmin(good))
-        raise DataError(key, f"{place}, row {row}: value is not a number; fill it in, or remove the row")
+        told = "value is not a number, or too large for float32; fill it in, or remove the row"
+        raise DataError(key, f"{place}, row {row}: {told}")
+    return found
 
 
 def _as_names(column: Array) -> Array:

@@ -174,7 +174,11 @@ def unpack(path: Path, packs: Path, report: Callable[[str], object]) -> tuple[Pa
 
 
 def _read_index(archive: zipfile.ZipFile) -> bytes:
-    """Raises ValueError if there is none, or if it is too large."""
+    """Raises ValueError if there is none, if it is too large, or if a file would be read in another way
+    than `write` wrote it."""
+    for info in archive.infolist():
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename!r} is encrypted, or compressed in another way")
     try:
         info = archive.getinfo(INDEX)
     except KeyError:
@@ -197,8 +201,6 @@ def _check_entries(archive: zipfile.ZipFile, index: PackIndex) -> None:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG) or info.is_dir():
             raise ValueError(f"{info.filename!r} is a link, a folder or a device, expected a file")
-        if info.flag_bits & 1:
-            raise ValueError(f"{info.filename!r} is encrypted")
         if info.filename != INDEX and info.file_size != index.files[info.filename].bytes:
             raise ValueError(f"{info.filename!r} has another size than {INDEX} says")
 

@@ -158,6 +158,8 @@ def saved_module(directory: RunDirectory, file: Path) -> torch.nn.Module:
         if metadata.get("schema") != schema_hash(module):
             raise ValueError(f"its parameters do not match the present code of {topology.task.name}")
         FlatModule(module, trained=False).load(vector, buffers)
+        if not all(tensor.isfinite().all() for tensor in module.state_dict().values()):
+            raise ValueError("it has values that are not finite")
     except (OSError, ValueError, RuntimeError, SafetensorError, payloads.WireError) as error:
         raise BadInputError(f"{file} cannot be read as a model of {directory.path}: {error}") from error
     return module

@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -155,7 +156,7 @@ def _base(folder: Path, sweep_file: SweepFile, document: Document, limits: Bound
             limits.inside(file)
     except ValueError as error:
         raise document.source.error([document.source.problem(("topology",), str(error))]) from None
-    if not file.is_file():
+    if not os.path.isfile(file):  # noqa: PTH113  (Path's raises OSError for a name that is too long)
         message = f"the file {file} does not exist; give the topology's path from the sweep's folder"
         raise document.source.error([document.source.problem(("topology",), message)])
     topology.load(file, limits)  # its own errors point to this file

@@ -95,7 +95,7 @@ def execute(
         validity=watcher.validity.as_dict(),
         seconds=round(time.monotonic() - begin, 2),
         accuracy=None if last is None or math.isnan(last.accuracy) else last.accuracy,
-        loss=None if last is None else last.loss,
+        loss=None if last is None or not math.isfinite(last.loss) else last.loss,
     )
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from agents.texts import describe_value
 
 _LARGEST = 1e15
-"""Sums and products of some such numbers are finite."""
+"""Sums, products and quotients of some numbers from its inverse up to it are finite."""
 
 
 def read_number(
@@ -28,7 +28,7 @@ def read_number(
             found = float(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = float(value) if abs(value) <= _LARGEST else math.inf
-    if least < found <= most or (found == least and not above):
+    if (least + 1 / _LARGEST if above else least) <= found <= most:
         return found
     expected = f"above {least:g}" if above else f"of at least {least:g}"
     if most < _LARGEST:

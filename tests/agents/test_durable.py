@@ -41,7 +41,7 @@ from tests.agents.fleet import Fleet
 from tests.agents.helpers import COMPRESSED, Core, compressor, done, message, of, records
 from tests.agents.lives import Life
 from tests.agents.rules.test_properties import IMPORTANCE, INSTANCES, MOVES
-from tests.fuzz_directories import DAMAGES
+from tests.fuzz.run_directories import DAMAGES
 
 CHECKPOINT_EVERY = 7.0
 """Seconds; an instant of a fleet is one."""

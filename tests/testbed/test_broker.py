@@ -494,6 +494,26 @@ def test_oversized_packet_only_disconnects_its_sender(
     assert aggregator.take() == (TOPICS.update("b"), b"own")
 
 
+def test_unreadable_login_ends_its_connection(logins: Logins) -> None:
+    """Otherwise each one would keep a descriptor of the broker."""
+    access = logins("aggregator")
+    with socket.create_connection((access.host, access.port), PATIENCE) as peer:
+        peer.sendall(bytes.fromhex("101800044d40020000"))
+        peer.shutdown(socket.SHUT_WR)
+        assert peer.recv(1) == b""
+
+
+def test_message_of_a_qos_that_does_not_exist_ends_its_connection(logins: Logins) -> None:
+    access = logins("init-a")
+    texts = (text.encode() for text in ("c", access.username, access.password))
+    body = b"\0\4MQTT\4\xc2\0\x3c" + b"".join(len(one).to_bytes(2, "big") + one for one in texts)
+    with socket.create_connection((access.host, access.port), PATIENCE) as peer:
+        peer.sendall(b"\x10" + bytes([len(body)]) + body)
+        assert peer.recv(4) == b"\x20\2\0\0"
+        peer.sendall(b"\x36\x06\0\1x\0\1y")
+        assert peer.recv(1) == b""
+
+
 @pytest.mark.parametrize("logins", ["mosquitto"], indirect=True)  # the embedded broker has no such limit
 def test_queue_for_a_client_that_does_not_read_is_limited(connect: Connect) -> None:
     aggregator, client = connect("aggregator"), connect("a")

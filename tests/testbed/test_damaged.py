@@ -30,7 +30,7 @@ from testbed.rundir.tail import Samples
 from testbed.runtimes import LiveRun
 from testbed.topology import link_traces
 from testbed.topology.devices import LinkTrace
-from tests import fuzz_directories, fuzz_topologies
+from tests.fuzz.run_directories import whole_run
 from tests.running import Testbed
 from tests.testbed.test_replay import raw, write
 
@@ -149,7 +149,7 @@ def test_number_too_large_for_a_float_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_recording_of_a_rule_with_other_parameters_is_refused(tmp_path: Path) -> None:
-    path = fuzz_directories.whole_run(tmp_path)
+    path = whole_run(tmp_path)
     (setup, _), *rest = raw(path / "inputs.bin")
     write(path / "inputs.bin", [(setup.replace(b"buffer_size", b"buffer|size"), b""), *rest])
     with pytest.raises(BadInputError, match=r"inputs\.bin names an unknown rule"):
@@ -296,23 +296,12 @@ def test_file_that_cannot_be_created_is_reported_with_the_fix(tmp_path: Path) ->
     ]
 
 
+def test_error_has_no_control_characters_and_a_bound() -> None:
+    error = BadInputError("a.csv:1: \x1b[2J\u202e\nnext" + "x" * 20_000)
+    assert str(error).startswith("a.csv:1: \\x1b[2J\\u202e\nnextx")
+    assert len(str(error)) == 10_000
+
+
 def test_chart_without_runs_is_reported() -> None:
     with pytest.raises(ValueError, match="the chart of devices needs at least one run"):
         CHARTS["devices"]([])
-
-
-@pytest.mark.hosts
-def test_damaged_directories_are_refused() -> None:
-    """A few; `python -m tests.fuzz_directories` damages many."""
-    cheap = [name for name in fuzz_directories.COMMANDS if name not in ("report", "figure", "page")]
-    found, bad = fuzz_directories.fuzz(8, 1, cheap)
-    assert not bad, "\n".join(bad)
-    assert found["export refused"] > 0
-
-
-@pytest.mark.hosts
-def test_malformed_topologies_are_refused() -> None:
-    """A few; `python -m tests.fuzz_topologies` makes many."""
-    found, bad = fuzz_topologies.fuzz(30, 1)
-    assert not bad, "\n".join(bad)
-    assert found["validate refused"] > 10

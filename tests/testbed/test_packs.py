@@ -400,6 +400,7 @@ def linked_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (adding("topology.yaml/x"), True, "collide"),
         (adding("pack.json/x"), True, "collide"),
         (adding("more.txt"), False, "not those that"),
+        (replacing("pack.json", '"runtime": "virtual"', '"runtime": "1e9"'), True, "bad.zip"),
         (replacing("events.jsonl", "update", "uptade"), False, "checksum"),
         (adding("events.jsonl"), False, "another size"),
         (lambda found: found.pop("pack.json"), False, "no pack.json"),
@@ -515,6 +516,10 @@ def test_other_files_are_no_packs(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="is a pack or another zip file"):
         api.validate(tmp_path / "other.zip")
     with pytest.raises(BadInputError, match=r"no pack.json"):
+        archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
+    with zipfile.ZipFile(tmp_path / "other.zip", "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("pack.json", "{}" * 100)
+    with pytest.raises(BadInputError, match=r"compressed in another way"):
         archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
     assert not (tmp_path / "packs").exists()
 

@@ -153,6 +153,11 @@ def test_pickle_with_code_is_refused() -> None:
             {"9": {"finish_time": 5, "active": [math.inf], "inactive": [3]}},
             "active of client 9 is inf",
         ),
+        (
+            {"1": CAPACITY[7]},
+            {"9": {"finish_time": 5e-324, "active": [0], "inactive": [3]}},
+            "finish_time of client 9 is 5e-324",
+        ),
     ],
 )
 def test_invalid_device_traces_are_refused(

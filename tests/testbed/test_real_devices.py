@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
 import sys
 from contextlib import suppress
@@ -24,7 +25,7 @@ from testbed.host.nodes import Node
 from testbed.plan import HostResources, device_table, node_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.ssh import environment, hosts, removal
+from testbed.runtimes.ssh import environment, hosts, inspection, removal
 from testbed.runtimes.ssh.connection import Connections, SshTarget, errors_of, in_parallel
 from testbed.runtimes.ssh.hosts import RealDevice
 from tests.waiting import eventually
@@ -239,6 +240,18 @@ def hostile(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> SshTa
     )
     monkeypatch.setenv("TESTBED_SSH", f"{sys.executable} {file}")
     return SshTarget("pi@raspi-1")
+
+
+def test_description_of_a_device_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {
+        "system": "Linux", "machine": "arm", "python": "3.11", "free": 2**40, "missing": [],
+        "installed": True, "seen": "10.0.0.1\nall is well",
+    }
+    target = hostile(
+        tmp_path, monkeypatch, f"sink.write(token + b'\\n' + {json.dumps(report)!r}.encode() + b'\\n')"
+    )
+    told = inspection.describe([target.host])[target.host]
+    assert "sees this host at 10.0.0.1\\nall is well: write" in str(told)
 
 
 CHECK = {"modules": [], "environment": "x", "servers": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,36 @@ def test_column_has_one_type_in_all_files(tmp_path: Path) -> None:
 def test_text_in_one_file_of_a_column_of_numbers_is_refused(tmp_path: Path) -> None:
     _csv(tmp_path, train_0=["x,y", "1,0", "2,1"], train_1=["x,y", "1,0", "x,1"])
     with pytest.raises(DataError, match=r"int64 in train-0.csv, string in train-1.csv"):
+        _decode(tmp_path, input="x", label="y")
+
+
+@pytest.mark.parametrize("row", ["1e308,2,0.5", "2,1e308,0.5", "2,2,1e308"])
+def test_number_too_large_for_float32_is_refused(tmp_path: Path, row: str) -> None:
+    _csv(tmp_path, train=["x,z,y", "1,1,0.5", row])
+    with pytest.raises(DataError, match="row 1: value is not a number, or too large for float32"):
+        _decode(tmp_path, input=("x", "z"), label="y")
+
+
+def test_arrays_and_images_that_break_their_readers_are_refused(tmp_path: Path) -> None:
+    """An .npz whose array has no whole header, or that has another file; an image of 2⁴⁰ pixels."""
+    (tmp_path / "a").mkdir()
+    header = b"\x93NUMPY\x01\x00" + (10).to_bytes(2, "little") + b"{'descr': "
+    for name, content in (("x.npy", header), ("x", b"text")):
+        with zipfile.ZipFile(tmp_path / "a" / "train.npz", "w") as file:
+            file.writestr(name, content)
+        with pytest.raises(DataError, match=r"a/train\.npz: (not readable|expected arrays)"):
+            _decode(tmp_path / "a", input="x", label=None)
+    _image(tmp_path / "b" / "train" / "cat" / "a.gif")
+    picture = tmp_path / "b" / "train" / "cat" / "a.gif"
+    data = picture.read_bytes()
+    picture.write_bytes(data[:6] + b"\xff\xff\xff\xff" + data[10:])
+    with pytest.raises(DataError, match=r"cat/a\.gif"):
+        _decode(tmp_path / "b")
+
+
+def test_column_that_a_csv_file_has_twice_is_named(tmp_path: Path) -> None:
+    _csv(tmp_path, train=["x,x,y", "1,a,0", "2,b,1"])
+    with pytest.raises(DataError, match="has several columns 'x'"):
         _decode(tmp_path, input="x", label="y")
 
 

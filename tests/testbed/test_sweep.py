@@ -172,6 +172,7 @@ grid:
         ("grid: {seed: [1]}", "topology is missing"),
         ("name: x\ndevices: []", "this is a topology, not a sweep: run testbed up"),
         ("topology: nowhere.yaml", "the file "),
+        (f"topology: {'x' * 300}.yaml", "the file "),
         ("topology: base.yaml\ngrid: {seed: 3}", "found 3, expected a list"),
         ("topology: base.yaml\ngrid: {seed: []}", "expected at least one value"),
         ("topology: base.yaml\ngird: {seed: [1]}", "did you mean grid?"),

@@ -116,6 +116,7 @@ def test_error_shows_its_line() -> None:
         ("---", "(expected a single document in the stream that begins on line 2); remove the line ---"),
         ("rule: &r {name: *r}", "4:7: not YAML: this value contains itself"),
         ("rule: !!python/object/apply:os.getcwd []", "4:7: not YAML: could not determine a constructor"),
+        (f"rule: {{name: fedasync, mixing: {10**400}}}", "4:32: not YAML: expected a whole number of"),
         ("1: 2", "4:1: not YAML: a key must be a text"),
         ("rule: " + "[" * 100_000, "nested too deeply"),
     ],

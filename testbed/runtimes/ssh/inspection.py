@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agents.device import link
 from agents.remote import container
+from agents.texts import make_printable
 from testbed.errors import HostError
 from testbed.plan import Plan, PlannedDevice
 from testbed.runtimes.ssh import environment
@@ -18,6 +19,7 @@ from testbed.runtimes.ssh.environment import ClientContainer
 from testbed.runtimes.ssh.hosts import container_of, target_of
 from testbed.topology import Topology
 
+_MAX_CHARACTERS = 1_000
 _CACHE = "~/.cache/edge-fl-testbed"
 
 
@@ -28,12 +30,13 @@ def describe(hosts: Sequence[str]) -> dict[str, str | HostError]:
     def look(host: str) -> str:
         report = environment.check(connections, SshTarget(host), lines, own_python=False)
         installed = "is installed" if report.get("installed") is True else "is not installed yet"
-        address = shown(str(report.get("seen"))) or "an address of this host"
-        return (
-            f"Python {shown(str(report.get('python')))} on {shown(str(report.get('machine')))}, "
+        address = str(report.get("seen") or "an address of this host")
+        return make_printable(
+            f"Python {report.get('python')} on {report.get('machine')}, "
             f"{report['free'] / 2**30:.1f} GiB free; the environment {installed}. It sees this host at "
             f"{address}: write server: {{address: {address}}} in the topology. "
-            f"{_shaping(connections, SshTarget(host), address)}"
+            f"{_shaping(connections, SshTarget(host), address)}",
+            _MAX_CHARACTERS,  # in one line
         )
 
     return in_parallel({host: partial(look, host) for host in hosts})

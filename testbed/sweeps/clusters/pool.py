@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import shutil
 import sys
@@ -135,7 +136,7 @@ class ClusterPool:
             answer = msgspec.msgpack.decode(packed, type=remote.CellAnswer)
             outcome = _checked(msgspec.convert(answer.outcome, CellOutcome))
             if outcome.reason == REFUSED:
-                raise HostError(str(outcome.error))
+                raise HostError(f"{self._target.text}: {outcome.error}")
             if outcome.error is None and answer.place is None and answer.files is None:
                 raise ValueError("it has no records")
             self._place(answer, directory)
@@ -175,7 +176,9 @@ def _checked(outcome: CellOutcome) -> CellOutcome:
     ):
         if not 0 <= value <= most:
             raise ValueError(f"{name} is {value:g}, expected from 0 to {most:g}")
-    return msgspec.convert(_printable(dataclasses.asdict(outcome)), CellOutcome)
+    values = dataclasses.asdict(outcome)
+    json.dumps(values, allow_nan=False)  # raises ValueError
+    return msgspec.convert(_printable(values), CellOutcome)
 
 
 def _printable(value: Any) -> Any:

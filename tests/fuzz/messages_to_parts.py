@@ -1,22 +1,17 @@
-"""Malformed messages against the real decoding of aggregator, controller, router, and a client's peers.
+"""Malformed messages to the real decoding of aggregator, controller, router, and a client's peers.
 
-    python -m tests.fuzz_messages --count 10000 --seed 1
-
-Each is a valid message with a few things made wrong, on a topic that a device may write to (or, for the
-router, that the controller does). A client is sent keys, shares of masks, and chunks of them. Every one
-must be taken or refused for a reason that is short and fit to be printed, nothing else may be raised,
-the model must stay finite, and what a client keeps within its bounds.
+Each is a right message with a few things made wrong, on a topic that a device may write to (or, for the
+router, that the controller does). A client is sent keys, shares of masks, and chunks of them. Each is
+taken, or refused for a reason; the model stays finite, and what a client keeps within its bounds.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import random
-import re
+import shutil
 import sys
-import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,15 +42,11 @@ from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from testbed.run.controller import Controller
 from testbed.view import View
+from tests.fuzz.harness import Read
+from tests.fuzz.mutations import VALUES, damage
 from tests.testbed.test_controller import Idle
 from tests.testbed.test_process_runtime import spec
 
-NASTY: list[Any] = [
-    None, True, [], {}, "", "\x1b[2J\x1b]0;x\x07", "\u202e", "\ud800", "x" * 5000, "d-2", "+", "nan",
-    "1e999", 0, -1, 2**63, -(2**64), 10**400, 0.5, 1e300, -1e300, float("inf"), float("nan"),
-    {"a": {"b": {"c": {}}}},
-]  # fmt: skip
-BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
 BODIES = ("vector", "encoded", "buffers", "vectors")
 OWN_NAMES = ["control", "", "/", "control/w", "\x1b[2J", "x" * 5000]
 BUFFERS = [([], [1]), ([1.0], [0]), ([np.nan], [-(2**63)]), ([1.0] * 99, [])]
@@ -76,15 +67,13 @@ _SHARE = 2
 VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
 
 
-class Fuzz:
-    """The four parts, and the outcome of the messages sent to them."""
+class Parts:
+    """The four parts, without a network."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.outcomes: Counter[tuple[str, str]] = Counter()
-        """Number of outcomes by part and reason (without numbers and quotations); `taken` if
-        accepted."""
-        self._random = random.Random(seed)
-        self._refused = 0
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self._random = draw
+        self.reasons: list[str] = []
+        """Why messages were refused."""
         run = spec(folder)
         self._names = Topics(run.directory.run)
         self._written: list[str] = []
@@ -101,34 +90,13 @@ class Fuzz:
             self._aggregator._receive(ReceivedMessage(topic, messages.encode(message), 0))
         self._sequence = 0
 
-    def refused(self, part: str, reason: str) -> None:
-        assert len(reason) <= 300, reason
-        assert reason.isprintable(), reason
-        self._refused += 1
-        plain = re.sub(r"(found|run|kind|schema|from|field|header:|Error\() .*|\(.*", r"\1 …", reason)
-        plain = re.sub(r"'.*|\b[\d.]+(e[-+]?\d+)?\b|\b(nan|inf)\b", "…", plain)
-        self.outcomes[part, plain] += 1
-
-    def step(self) -> None:
-        """One message, to one of the parts."""
-        before = self._refused
-        part, send = self._random.choice(
-            [
-                ("aggregator", self._update),
-                ("aggregator", self._status),
-                ("aggregator", self._sum),
-                ("peer", self._key_or_share),
-                ("peer", self._key_or_share),
-                ("peer", self._chunk),
-                ("controller", self._telemetry),
-                ("controller", self._failure),
-                ("controller", self._status_to_controller),
-                ("router", self._order),
-            ]
-        )
-        send()
-        if self._refused == before:
-            self.outcomes[part, "taken"] += 1
+    def send(self, part: str) -> None:
+        """Send one message to a part."""
+        aggregator = [self._update, self._update, self._status, self._sum]
+        controller = [self._telemetry, self._failure, self._status_to_controller]
+        peer = [self._key_or_share, self._key_or_share, self._chunk]
+        senders = {"aggregator": aggregator, "controller": controller, "peer": peer}
+        self._random.choice(senders.get(part, [self._order]))()
         self._aggregator._core.validate()
         assert np.isfinite(self._aggregator._server.w).all()
         assert sum(map(len, self._victim._held.values())) <= _SECURE.most_shares
@@ -142,6 +110,7 @@ class Fuzz:
         for line in (self._aggregator._durable._directory / "events.jsonl").read_text().splitlines():
             assert str(json.loads(line).get("reason", "")).isprintable()
         assert all(json.loads(line)["device"] == "d-1" for line in self._written)
+        self._aggregator._durable.close()
 
     def _update(self) -> None:
         self._sequence += 1
@@ -189,7 +158,7 @@ class Fuzz:
             message = replace(message, vectors={names[0]: own, names[1]: message.encoded or own})
         if self._random.random() < 0.5:
             field = self._random.choice([name for name in message.__slots__ if name not in BODIES])
-            message = replace(message, **{field: self._random.choice(NASTY)})
+            message = replace(message, **{field: self._random.choice(VALUES)})
         payload = _unlimited(lambda: payloads.encode(message))
         at = aggregator._clock.now()
         aggregator._receive(ReceivedMessage(self._names.update("d-1"), self._damaged(payload), at))
@@ -217,7 +186,7 @@ class Fuzz:
             sender = self._random.choice(["b", "b", "b", "c"])
             self._victim.receive_share(sender, bytearray(self._damaged(share)))
         except PeerError as error:
-            self.refused("peer", str(error))
+            self.reasons.append(str(error))
 
     def _chunk(self) -> None:
         number, big = self._random.choice([1, 2]), self._random.choice([0, 7, 2**31, 2**64 - 1])
@@ -238,7 +207,7 @@ class Fuzz:
         fields = self._random.choice([sample, probe, limits])
         if self._random.random() < 0.6:
             fields[self._random.choice([*fields, "periods", "probe", "limits", "x"])] = (
-                self._random.choice(NASTY)
+                self._random.choice(VALUES)
             )
         payload = _unlimited(lambda: json.dumps(fields).encode())
         self._hear(self._names.telemetry("d-1"), payload)
@@ -259,12 +228,7 @@ class Fuzz:
         self._router._carry_out(ReceivedMessage(self._names.control(ROUTER), self._damaged(payload), 0))
 
     def _damaged(self, payload: bytes) -> bytes:
-        """`payload`, in half of the cases with something cut out or put in."""
-        if self._random.random() < 0.5:
-            return payload
-        at = self._random.randrange(len(payload) + 1)
-        put, left_out = self._random.choice(BYTES), self._random.choice([0, 1, 8, len(payload)])
-        return payload[:at] + put + payload[at + left_out :]
+        return payload if self._random.random() < 0.5 else damage(payload, self._random)
 
 
 def _unlimited(encode: Callable[[], bytes]) -> bytes:
@@ -325,58 +289,55 @@ def _router(run: str) -> Router:
     )
 
 
-@contextmanager
-def fuzzing(seed: int) -> Iterator[Fuzz]:
-    """Inside it the parts exist without a network; no message is dropped for excess."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr("agents.aggregator.main.Connection", _Silent)
-        patch.setattr("agents.router.main.Connection", _Silent)
-        patch.setattr("agents.router.main.DelayServer", _Silent)
-        patch.setattr("agents.router.main.iptables", lambda: ["iptables"])
-        patch.setattr("agents.router.main.run", lambda _: "")
-        patch.setattr(RateLimit, "admits", lambda *_: True)
-        fuzz = Fuzz(Path(folder), seed)
-        add, reject = messages.Refusals.add, Intake.reject
-        parts = {
-            id(part._refusals): name
-            for name, part in (
-                ("aggregator", fuzz._aggregator),
-                ("controller", fuzz._controller),
-                ("router", fuzz._router),
-            )
-        }
-
-        def counted(refusals: messages.Refusals, topic: str, error: messages.MessageError) -> int:
-            fuzz.refused(parts[id(refusals)], str(error))
-            refusals.log = lambda _: None
-            return add(refusals, topic, error)
-
-        def rejected(intake: Intake, *what: Any) -> Any:
-            actions = reject(intake, *what)
-            for action in actions:
-                fuzz.refused("aggregator", action.record.reason)  # type: ignore[union-attr]
-            return actions
-
-        patch.setattr(messages.Refusals, "add", counted)
-        patch.setattr(Intake, "reject", rejected)
-        yield fuzz
-        fuzz.check_files()
-        fuzz._aggregator._durable.close()
+PARTS = ("aggregator", "controller", "router", "peer")
+_MESSAGES = 10
+"""Maximum number of messages to a part, before a new one is made."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    with fuzzing(options.seed) as fuzz:
-        for _ in range(options.count):
-            fuzz.step()
-    for (part, reason), count in fuzz.outcomes.most_common():
-        print(f"{count:6}  {part:10}  {reason}")
-    taken = sum(count for (_, reason), count in fuzz.outcomes.items() if reason == "taken")
-    print(f"{options.count} messages: {taken} taken, {fuzz.outcomes.total() - taken} refused")
+def to(part: str) -> Callable[[Path], Any]:
+    """Return the door of a part."""
 
+    @contextmanager
+    def open_part(folder: Path) -> Iterator[Read]:
+        numbers = itertools.count()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("agents.aggregator.main.Connection", _Silent)
+            patch.setattr("agents.router.main.Connection", _Silent)
+            patch.setattr("agents.router.main.DelayServer", _Silent)
+            patch.setattr("agents.router.main.iptables", lambda: ["iptables"])
+            patch.setattr("agents.router.main.run", lambda _: "")
+            patch.setattr(RateLimit, "admits", lambda *_: True)
+            add, reject = messages.Refusals.add, Intake.reject
+            parts: Parts
 
-if __name__ == "__main__":
-    main()
+            def added(refusals: messages.Refusals, topic: str, error: messages.MessageError) -> int:
+                parts.reasons.append(str(error))
+                refusals.log = lambda _: None
+                return add(refusals, topic, error)
+
+            def rejected(intake: Intake, *what: Any) -> Any:
+                actions = reject(intake, *what)
+                parts.reasons += [one.record.reason for one in actions]  # type: ignore[union-attr]
+                return actions
+
+            patch.setattr(messages.Refusals, "add", added)
+            patch.setattr(Intake, "reject", rejected)
+
+            def read(draw: random.Random) -> object:
+                nonlocal parts
+                place = folder / str(next(numbers))
+                place.mkdir()
+                parts = Parts(place, draw)
+                for _ in range(draw.randrange(1, _MESSAGES)):
+                    parts.reasons.clear()
+                    parts.send(part)
+                    assert all(len(one) <= 300 and one.isprintable() for one in parts.reasons)
+                parts.check_files()
+                shutil.rmtree(place)
+                if parts.reasons:
+                    raise messages.MessageError(parts.reasons[-1])
+                return None
+
+            yield read
+
+    return open_part
