@@ -244,8 +244,13 @@ def hostile(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> SshTa
 
 def test_description_of_a_device_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = {
-        "system": "Linux", "machine": "arm", "python": "3.11", "free": 2**40, "missing": [],
-        "installed": True, "seen": "10.0.0.1\nall is well",
+        "system": "Linux",
+        "machine": "arm",
+        "python": "3.11",
+        "free": 2**40,
+        "missing": [],
+        "installed": True,
+        "seen": "10.0.0.1\nall is well",
     }
     target = hostile(
         tmp_path, monkeypatch, f"sink.write(token + b'\\n' + {json.dumps(report)!r}.encode() + b'\\n')"
