@@ -35,17 +35,39 @@ class Ongoing:
             yield reason, self._since.pop(reason), True
 
 
-def watch(report: Callable[[float, float], object]) -> None:
-    """Daemon thread that calls `report` with start and end (monotonic) of each standstill of this
-    process of at least 3 s."""
-    threading.Thread(target=_beat, args=(report,), name="standstill", daemon=True).start()
+class Standstills:
+    """Standstills of this process of at least 3 s: the times between two calls, of which a thread makes
+    at least two per second. They are in seconds on the monotonic clock."""
 
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._found: list[tuple[float, float]] = []
+        self._lock = threading.Lock()
 
-def _beat(report: Callable[[float, float], object]) -> None:
-    last = time.monotonic()
-    while True:
-        time.sleep(_BEAT_SECONDS)
+    def watch(self, report: Callable[[float, float], object] | None = None) -> None:
+        """Start a daemon thread that calls `report` with start and end of each standstill. Without
+        `report`, the standstills are kept for `pop`."""
+        threading.Thread(target=self._beat, args=(report,), name="standstill", daemon=True).start()
+
+    def pop(self) -> list[tuple[float, float]]:
+        """Return start and end of each standstill until now that was not returned before."""
+        with self._lock:
+            self._look()
+            found, self._found = self._found, []
+            return found
+
+    def _look(self) -> None:
         now = time.monotonic()
-        if now - last >= STANDSTILL_SECONDS + _BEAT_SECONDS:
-            report(last, now)
-        last = now
+        if now - self._last >= STANDSTILL_SECONDS + _BEAT_SECONDS:
+            self._found.append((self._last, now))
+        self._last = now
+
+    def _beat(self, report: Callable[[float, float], object] | None) -> None:
+        while True:
+            time.sleep(_BEAT_SECONDS)
+            if report is None:
+                with self._lock:
+                    self._look()
+                continue
+            for since, at in self.pop():
+                report(since, at)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
+
+_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -12,8 +16,21 @@ def main() -> None:
     try:
         from testbed.cli.main import main as run
     except KeyboardInterrupt:
-        sys.exit(130)
-    run()
+        sys.exit(_INTERRUPTED)
+    try:
+        run()
+    finally:
+        if isinstance(end := sys.exception(), SystemExit) and end.code == _INTERRUPTED:
+            _end_hanging_threads()
+
+
+def _end_hanging_threads() -> None:
+    """Exit if there is a thread for which Python would wait: own code may hang in it."""
+    if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
+        from agents.process import exit_now
+
+        atexit._run_exitfuncs()
+        exit_now(_INTERRUPTED)
 
 
 def _open_closed_streams() -> None:

@@ -67,9 +67,11 @@ from agents.rules.interface import RequestUpdate, Rule, Send, Server, State, Sum
 from agents.selection import SELECTIONS
 from agents.selection.draws import REDRAW_EVERY, Draws
 from agents.selection.interface import ClientSelection
-from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
+_LATE = 3 * SECOND
+"""Time in ns after the end that `stop: after` asks for, from which the run has ended late."""
 _ORDERS = 256
 """The core remembers this many of the latest records from the shell, to ignore one that MQTT delivers
 twice."""
@@ -224,6 +226,9 @@ class AggregatorCore:
             if reaction is Reaction.ILLEGAL:
                 raise IllegalInputError(event, self._phase)
             return []
+        after = self._settings.stop.after
+        if self._phase is RunPhase.RUNNING and after is not None and event.at > from_seconds(after) + _LATE:
+            return [*self._end_late(from_seconds(after), event.at), *self.handle(event)]
         if self._draws is not None:
             self._draws.now = getattr(event, "at", self._draws.now)
         actions: Actions
@@ -685,14 +690,23 @@ class AggregatorCore:
             return self._end(reason, at, GRACE_S)
         return self._give_up(end, "the run was interrupted")
 
-    def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
+    def _end_late(self, at: Nanoseconds, now: Nanoseconds) -> list[Action]:
+        """End the run at the time `at` that `stop: after` asks for, though it is `now`, because nothing
+        was handled in between. What came after `at` does not count."""
+        late = f"the aggregator ended the run {to_seconds(now - at):.1f} s late"
+        record = events.Disrupted(to_seconds(at), to_seconds(at), late)
+        return [Log(record), *self._end("after", at, now=now)]
+
+    def _end(
+        self, reason: str, at: Nanoseconds, timeout: float = math.inf, now: Nanoseconds | None = None
+    ) -> list[Action]:
         """End the run. The last records are written after the evaluation of the final model. If that
         evaluation takes longer than the timeout in the settings or than `timeout` host seconds, the
         records are written without the result of the evaluation."""
         if self._ending.end is not None:
             return []
         self._phase = RunPhase.ENDED
-        self._ending.begin(reason, at, timeout)
+        self._ending.begin(reason, at, at if now is None else now, timeout)
         return [StopClients()]
 
     def _give_up(self, end: End, why: str) -> list[Action]:

@@ -47,17 +47,18 @@ class Ending:
         """The run has ended and waits for its last evaluations; False if these take no time."""
         return self._last is not None and self.end is not None
 
-    def begin(self, reason: str, at: Nanoseconds, timeout: float) -> None:
-        """Wait for the last evaluations as the settings say, but at most `timeout` host seconds."""
+    def begin(self, reason: str, at: Nanoseconds, now: Nanoseconds, timeout: float) -> None:
+        """Wait for the last evaluations, from `now` on, as the settings say, but at most `timeout` host
+        seconds."""
         self.end = End(at, reason)
         self._timers.set_aside()
         if self._last is None:
             return
         timeout = min(timeout, math.inf if self._last.timeout is None else self._last.timeout)
         if timeout > GRACE_S:
-            self._timers.set("waiting", at + from_seconds(GRACE_S / self._last.dilation))
+            self._timers.set("waiting", now + from_seconds(GRACE_S / self._last.dilation))
         if timeout < math.inf:
-            self._timers.set("give up", at + from_seconds(timeout / self._last.dilation))
+            self._timers.set("give up", now + from_seconds(timeout / self._last.dilation))
 
     def undo(self) -> None:
         """Resume a run that had ended early, with the timers that were set when it ended."""

@@ -22,6 +22,7 @@ from agents.models.vectors import Vector
 from agents.shards import Shard
 from agents.tasks.interface import Task, calls_correct
 from agents.timing.nanoseconds import Nanoseconds
+from agents.watchdog import Watchdog
 
 _BATCH = 500
 _TRIED = 2
@@ -67,6 +68,7 @@ class Evaluator:
         cpus: Sequence[int] = (),
         start: InitialModel = FROM_TASK,
         parts: Parts = NO_PARTS,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._flat = FlatModule(build(task, start), trained=False)
         self._flat.module.eval()
@@ -77,7 +79,7 @@ class Evaluator:
         meanwhile."""
         self._parts = parts
         self._device_set = None if parts.device_set is None else parts.device_set.tensors()
-        self._done = done
+        self._done, self._watchdog = done, watchdog
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
         self._kept = kept
         self._waiting: list[int] | None = [] if until_released else None
@@ -120,11 +122,16 @@ class Evaluator:
     def evaluate(self, version: int, w: Vector, buffers: Buffers = NONE) -> Evaluation:
         if self.draws:
             generators.seed(version)  # so that its result does not depend on what was evaluated before
+        if self._watchdog is not None:
+            self._watchdog.begin()
         try:
             return self._evaluate(version, w, buffers)
         except Exception as error:
             error.add_note(f"in the evaluation of version {version}")
             raise
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.end()
 
     def _evaluate(self, version: int, w: Vector, buffers: Buffers) -> Evaluation:
         self._flat.load(w, buffers)

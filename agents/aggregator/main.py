@@ -52,7 +52,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
-from agents.watchdog import PATIENCE_SECONDS, Watchdog
+from agents.watchdog import LATE_SECONDS, LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
 from agents.wire import messages, payloads
 
 _CHECKPOINT_EVERY = 30 * SECOND
@@ -60,13 +60,12 @@ _INBOX_BYTES = 64 * 2**20
 """Maximum total size in bytes of the messages that wait to be handled."""
 _MAX_OVERHEAD_BYTES = 2**17
 """Maximum number of bytes that an update has in addition to its values and indices."""
-_HANGING_SECONDS = 300.0
-"""Host seconds after which the run ends if the main thread is still at the same input."""
+_EVALUATION_SECONDS = 20.0
+"""Host seconds after which own code in an evaluation is reported. This is less than a finished run waits
+for its last evaluation."""
 _DISK_SECONDS = 60.0
 """Host seconds after which a late run ends if the disk does not answer. Other runs wait as long as for
 the main thread."""
-_LATE = 30 * SECOND
-"""Device time in ns after the end that `stop: after` asks for, when a run is late."""
 _WATCH_EVERY_S = 1.0
 """Host seconds between two checks of the run's progress."""
 _READY, _OVER, _OFFLINE = (
@@ -83,19 +82,11 @@ class _ConnectionRestored:
 
 
 @dataclass(frozen=True, slots=True)
-class _StoodStill:
-    """This process stood still from `since` to `at`, in seconds of the host's monotonic clock."""
-
-    since: float
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class _WriteEnded:
     """The write that `Aggregator._commit` began has ended."""
 
 
-_Other = Future[Evaluation] | messages.StopOrder | _ConnectionRestored | _StoodStill | _WriteEnded
+_Other = Future[Evaluation] | messages.StopOrder | _ConnectionRestored | _WriteEnded
 _Input = ReceivedMessage | _Other
 
 
@@ -135,7 +126,7 @@ class Aggregator:
         task = user_code.build(cfg.task, TASKS, Task)
         rule = user_code.build(cfg.rule, RULES, Rule)
         w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)
-        directory = Path(cfg.run_directory)
+        directory = self._directory = Path(cfg.run_directory)
         settings = Settings(
             run=cfg.run,
             schema=self._schema,
@@ -182,6 +173,11 @@ class Aggregator:
             until_released=cfg.evaluate_after,
             cpus=cfg.evaluation_cpus,
             start=cfg.start,
+            watchdog=Watchdog(
+                self._report_hang,
+                patience=lambda: LONGEST_SECONDS if cfg.evaluate_after else _EVALUATION_SECONDS,
+                own_code_only=True,
+            ).start(),
             parts=Parts(
                 cfg.evaluate_classes,
                 None if cfg.device_set is None else shards.load(Path(cfg.device_set)),
@@ -222,6 +218,7 @@ class Aggregator:
         self._write_began = self._slow_write = 0.0
         """Time in seconds, on the monotonic clock, at which the last write began; and the last one that
         was reported to be slow."""
+        self._standstills = disturbances.Standstills()
         self._stop_after = None if cfg.stop.after is None else from_seconds(cfg.stop.after)
         self._has_deferred = False
         """Whether the core has requested `InstantOver`."""
@@ -235,7 +232,7 @@ class Aggregator:
     def run(self) -> None:
         """Run until the core finishes the run. The records are saved even after an error."""
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.StopOrder()))
-        disturbances.watch(lambda since, at: self._inbox.put(_StoodStill(since, at)))
+        self._standstills.watch()
         try:
             self._serve()
         finally:
@@ -247,10 +244,17 @@ class Aggregator:
         """Pass inputs to the core, and send the core's messages."""
         if self._epoch is not None:  # the aggregator was restarted within the run
             self._handle(inputs.Restarted(self._now(), self._durable.at))
-        watchdog = Watchdog(self._report_hang, self._give_up, self._patience)
+        hanging = HangingFile(Path(self._directory, "state", "aggregator"))
+        watchdog = Watchdog(
+            *(self._report_hang, self._give_up, self._patience),
+            over=hanging.clear,
+            locked=hanging.descriptor,
+        ).start()
         while self._finished is None:
             events_now = self._wait(self._core.next_timer)
             watchdog.begin()
+            for since, at in self._standstills.pop():  # before the run may end
+                self._disrupted(since, at, "the aggregator stood still")
             for event in events_now:
                 self._receive(event)
                 self._commit()
@@ -278,8 +282,9 @@ class Aggregator:
         """Return the seconds after which the run ends if the main thread does not return: fewer if the
         run should have ended."""
         after = self._stop_after
-        is_late = after is not None and self._epoch is not None and self._now() > after + _LATE
-        return PATIENCE_SECONDS if is_late else _HANGING_SECONDS
+        late = None if after is None else after + from_seconds(LATE_SECONDS)
+        is_late = late is not None and self._epoch is not None and self._now() > late
+        return PATIENCE_SECONDS if is_late else LONGEST_SECONDS
 
     def _give_up(self, what: str) -> None:
         sys.stderr.write(f"aggregator: {what}: the run ends\n")
@@ -338,10 +343,10 @@ class Aggregator:
         return self._durable.at if self._epoch is None else self._clock.now() - self._epoch
 
     def _run_clock(self) -> Nanoseconds:
-        """Return the device time. After the end of the run, return the time of the end, so that no
-        record has a later time."""
-        now, ended = self._now(), self._core.ended
-        return now if ended is None else min(now, ended)
+        """Return the device time, but at most the time of the run's end, so that no record has a later
+        time."""
+        ends = (self._core.ended, self._stop_after)
+        return min(self._now(), *(end for end in ends if end is not None))
 
     def _wait(self, timer: Nanoseconds | None) -> list[_Input]:
         """Wait until an input arrives, `timer` is due, or the next check of the run is due. Return
@@ -365,8 +370,6 @@ class Aggregator:
                     self._handle(inputs.Reconnected(self._now(), lost))
             case _WriteEnded():
                 pass  # `_commit` comes next
-            case _StoodStill(since, at):
-                self._disrupted(since, at, "the aggregator stood still")
             case messages.StopOrder():  # SIGTERM
                 self._carry_out(event)
 

@@ -23,7 +23,8 @@ from agents import config, process, shards, user_code
 from agents.client import accelerator, core, factory, memory_file, randomness
 from agents.client.outbox import Outbox, retry_while_disk_full
 from agents.client.pace import Pace, share_in
-from agents.config import ClientConfig
+from agents.config import FIT_KEEPALIVE, ClientConfig
+from agents.device.control_group import ControlGroup
 from agents.imports import without_garbage_collection, without_meta_kernels
 from agents.mqtt import chunks, topics
 from agents.mqtt.inbox import take
@@ -35,6 +36,7 @@ from agents.tasks.interface import Task
 from agents.texts import quantity
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.watchdog import LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
 from agents.wire import messages, payloads
 
 if TYPE_CHECKING:
@@ -99,6 +101,11 @@ class ClientProcess:
             reconnected=lambda _: self._publish_key(),  # a restarted broker has lost the key
         )
         self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._warn)
+        self._share = (
+            ControlGroup.of_process().cores if cfg.share is None else partial(share_in, Path(cfg.share))
+        )
+        self._watchdog = self._make_watchdog()
+        self._watchdog.begin()
         self._connection.open(cfg.timeout_s)
         self._resend()  # before `joining`: updates of an earlier process still count
         self._publish_state("joining")
@@ -116,11 +123,28 @@ class ClientProcess:
             self._core = factory.core(
                 *(self._setup, len(shard), self._wait, steps, known), fits=self._trainer.fits
             )
-        self._pace = Pace(None if cfg.share is None else partial(share_in, Path(cfg.share)))
+        self._pace = Pace(self._share)
         self._busy_since = time.monotonic()
         """Monotonic time since which the client has worked without a pause."""
         self._ready = True
         self._publish_state("ready")
+
+    def _make_watchdog(self) -> Watchdog:
+        """Return the watchdog of the user's own code, which is started if there is such code. A step may
+        take as long as `PATIENCE_SECONDS` of a whole core, a call of an own `fit` as `LONGEST_SECONDS`.
+        """
+        cfg = self._config
+        if cfg.code is None or cfg.outbox is None:
+            return Watchdog(self._warn)
+        seconds = PATIENCE_SECONDS if cfg.keepalive < FIT_KEEPALIVE else LONGEST_SECONDS
+        file = HangingFile(Path(cfg.outbox))
+        return Watchdog(
+            file.write,
+            over=file.clear,
+            patience=lambda: seconds / (self._share() or 1.0),
+            own_code_only=True,
+            locked=file.descriptor,
+        ).start()
 
     def _wait(self, elapsed: Nanoseconds) -> Nanoseconds:
         """Delay before the update is sent. `elapsed`: since its training could begin."""
@@ -140,13 +164,16 @@ class ClientProcess:
         """Messages that have arrived are handled before the end of a thinking time. So if several models
         arrived during a training, the next one begins from the newest."""
         until, idle = self._thinking_until, time.monotonic()
+        self._watchdog.end()
         try:
             left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
             event = take(self._inbox, left)
         except queue.Empty:
             self._thinking_until = None
             self._busy_since = time.monotonic()
+            self._watchdog.begin()
             return self._core.on_thought(self._clock.now())
+        self._watchdog.begin()
         self._busy_since = idle if event is None else to_seconds(event.at)
         return self._handle(event)
 
@@ -279,12 +306,15 @@ class ClientProcess:
         """Wait until the training has taken as long as with the device's CPU share, or must end. Handle
         messages meanwhile."""
         until = time.monotonic() + self._pace.end()
+        self._watchdog.end()
         while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 self._execute(self._handle(take(self._inbox, left)))
+        self._watchdog.begin()
 
     def _interrupted(self) -> bool:
         """Handle messages. Return whether the training must end."""
+        self._watchdog.begin()
         while not self._inbox.empty():
             self._execute(self._handle(self._inbox.get()))
         return self._cut or self._stopped.is_set()

@@ -168,7 +168,7 @@ class Router:
         if probe is not None:
             self._connection.publish(self._topics.telemetry(topics.ROUTER), messages.encode(probe))
             threading.Thread(target=self._report_use, args=(self._network,), daemon=True).start()
-        disturbances.watch(self._report_standstill)
+        disturbances.Standstills().watch(self._report_standstill)
         if self._config.several:
             threading.Thread(target=self._follow, args=(found, inside, outside), daemon=True).start()
         try:

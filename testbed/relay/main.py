@@ -179,7 +179,7 @@ def main() -> None:
         connection.open()
     except ConnectionFailedError as error:
         sys.exit(f"relay: {error}")
-    disturbances.watch(report_standstill)
+    disturbances.Standstills().watch(report_standstill)
     relay.report_errors(fail)
     relay.repeat(_RECORD_SECONDS, record_uses)
     make_realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds

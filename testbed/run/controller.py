@@ -32,6 +32,7 @@ from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.texts import quantity
 from agents.timing.clock import in_device_time
+from agents.watchdog import LATE_SECONDS, LONGEST_SECONDS, read_hanging
 from agents.wire import messages
 from agents.wire.messages import AddressedOrder, MeasureOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
@@ -54,7 +55,7 @@ from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.other_work import CpuReading
 from testbed.host.signals import uninterrupted
-from testbed.plan.agent_configs import RunSpec
+from testbed.plan.agent_configs import CODE, RunSpec
 from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
 from testbed.run.energy_part import EnergyPart
@@ -197,6 +198,9 @@ class Controller:
         self._stopped_since: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which each process was found to be stopped by
         somebody else."""
+        self._hanging: dict[str, float] = {}
+        """Time in seconds, on the monotonic clock, since which own code has been known to hang, by
+        sentence."""
         self._disturbances = Ongoing()
         self._lasting: dict[str, float] = {}
         """Start of each disturbance that is not over, in seconds on the monotonic clock, by reason."""
@@ -732,15 +736,42 @@ class Controller:
             for name, since in self._stopped_since.items()
             if now - since >= STANDSTILL_SECONDS
         }
+        self._hanging = {what: self._hanging.get(what, now) for what in self._find_hanging()}
         silent = {
             f"nothing was heard of {name}": since
             for name, since in self._heard.items()
             if name in self._real and now - since >= UNANSWERED_SECONDS and name not in self._exit_codes
         }
-        for reason, since, is_over in self._disturbances.update(lasting | silent):
+        for reason, since, is_over in self._disturbances.update(lasting | silent | self._hanging):
             if reason in lasting:
                 self._view.progress(f"{reason} for {now - since:.0f} s: somebody has stopped it")
+            elif reason in self._hanging:
+                self._view.progress(reason)
             self._note_disturbance(now, since, reason, is_over=is_over)
+        self._end_if_aggregator_hangs(now)
+
+    def _find_hanging(self) -> Iterator[str]:
+        """Yield a sentence for each process on this host that reports that own code hangs in it."""
+        directory = self._spec.directory
+        folders = {AGGREGATOR: directory.aggregator_state}
+        folders |= {name: directory.disk(name) for name in self._devices}
+        for name in folders.keys() & self._status.keys() - self._exit_codes.keys():
+            is_held = self._states.get(name, DeviceState()).is_held
+            what = None if is_held else read_hanging(folders[name], (str(directory.code), CODE))
+            if what is not None:
+                yield f"{name}: {what}"
+
+    def _end_if_aggregator_hangs(self, now: float) -> None:
+        """End the run if the aggregator's code holds Python's interpreter lock, and the run is late.
+        Otherwise the aggregator itself gives up."""
+        after, late = self._spec.topology.stop.build().after, math.inf
+        if after is not None and self.epoch is not None:
+            late = self.epoch + (after + LATE_SECONDS) * self._dilation
+        for what, since in self._hanging.items():
+            if what.startswith(f"{AGGREGATOR}:") and (now > late or now - since > LONGEST_SECONDS):
+                self.failures.append(what)
+                who = self._user_code_on(AGGREGATOR)
+                raise RunFailedError(f"{who} failed on {what} for {now - since:.0f} s: the run ends.")
 
     def _disturbed(self, found: messages.Disturbance) -> None:
         self._note_disturbance(found.at, found.since, found.disturbance, is_over=found.is_over)
@@ -782,8 +813,11 @@ class Controller:
         return "the relay" if relayed else f"the {component}"
 
     def _user_code_on(self, component: str) -> str:
-        task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
-        names = (task,) if component in self._devices else (task, rule)
+        topology = self._spec.topology
+        names = [topology.task.name]
+        if component not in self._devices:
+            selection = topology.named_selection
+            names += [topology.rule.name, *([] if selection is None else [selection.name])]
         return " or ".join(filter(user_code.is_user_code, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:

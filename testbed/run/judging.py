@@ -65,7 +65,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         disruptions=[
             replace(one, at=min(one.at, end))
             for one in (*records, *controller.disruptions)  # most are in both
-            if isinstance(one, events.Disrupted) and one.at >= begin and one.since < end
+            if isinstance(one, events.Disrupted) and one.at >= begin and one.since <= end
         ],
         wrong_sums=[
             record for record in records if isinstance(record, events.WrongSum) and record.at >= begin

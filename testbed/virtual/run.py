@@ -74,6 +74,7 @@ from testbed.virtual.timing import ComputeTimes
 
 _PATIENCE_SECONDS = 30.0
 """Wall time after which own code that has not returned is reported."""
+_STDERR = 2
 _REFRESH_EVERY = 0.1
 """Wall time in seconds between two refreshes of the view, and writes of the records."""
 
@@ -120,7 +121,13 @@ class FileRecorder:
         self._telemetry: IO[bytes] | None = None
         self._due = time.monotonic() + _REFRESH_EVERY
         self._pulses = 0
-        self._watchdog = Watchdog(view.progress, patience=_PATIENCE_SECONDS, own_code_only=True)
+        self._watchdog = Watchdog(
+            view.progress,
+            patience=lambda: _PATIENCE_SECONDS,
+            own_code_only=True,
+            locked=_STDERR,
+            ends=True,
+        ).start()
 
     def record(self, record: events.Record) -> None:
         self._journal.write(record)

@@ -7,6 +7,7 @@ are due at the same time.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -139,7 +140,8 @@ class Simulation:
                 if interrupted():
                     self._handle(inputs.EndRequested(self._events.now, "interrupted"))
         finally:
-            self._thread.shutdown()
+            is_interrupted = isinstance(sys.exception(), KeyboardInterrupt)  # an evaluation may hang
+            self._thread.shutdown(wait=not is_interrupted)
 
     def _next(self) -> Nanoseconds:
         """Raises RunFailedError if the run cannot end."""

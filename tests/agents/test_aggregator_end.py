@@ -377,3 +377,19 @@ def test_evaluations_after_the_run_are_all_done_without_a_timeout() -> None:
     done = core.evaluated(2, 0.4, 0.8, 200.0)
     assert done[:1] == [Log(events.Evaluated(6.0, 2, 0.4, 0.8))]
     assert done[-1] == Finish("after")
+
+
+def test_frozen_aggregator_ends_the_run_at_the_time_asked_for() -> None:
+    """It stands still from 5 to 60 s. What waits for it then came too late, or is handled too late; the
+    last evaluation is still waited for as long as ever."""
+    stop, wait = StopConditions(after=10.0), LastEvaluation(timeout=30.0, dilation=1.0)
+    core, _ = started(stop=stop, last_evaluation=wait)
+    core.update("a", message("a", 1), 4, 5.0)
+    actions = core.update("b", message("b", 2), 4, 60.0)
+    assert records(actions) == [
+        events.Disrupted(10.0, 10.0, "the aggregator ended the run 50.0 s late"),
+        events.UpdateRejected(10.0, "b", "arrived after the run had ended", 2),
+    ]
+    assert actions[-1] == Evaluate(1)
+    assert core.next_timer == 61.5  # the note that it waits
+    assert records(core.evaluated(1, 0.5, 0.8, 61.0))[-1] == events.RunEnded(10.0, "after", 1, 1)

@@ -12,7 +12,7 @@ from agents.disturbances import Ongoing
 WATCHED = """
 import sys, time
 from agents import disturbances
-disturbances.watch(lambda since, at: print(at - since, flush=True))
+disturbances.Standstills().watch(lambda since, at: print(at - since, flush=True))
 print("watching", flush=True)
 time.sleep(60)
 """

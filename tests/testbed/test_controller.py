@@ -22,6 +22,7 @@ from agents.config import AccessLink, BrokerAccess, Segment
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
+from agents.watchdog import HangingFile
 from agents.wire.messages import (
     NO_LIMIT,
     AddressedOrder,
@@ -374,6 +375,41 @@ def test_device_that_is_silent_until_the_end_makes_the_run_not_valid(
     judgement, _ = judging.judge(run, controller, controller.epoch)
     assert "nothing was heard of d-1 from 4.0 to 30.0 s" in judgement.validity.reasons
     assert "a link stood still from 2.0 to 30.0 s" in judgement.validity.reasons
+
+
+@pytest.mark.parametrize(
+    ("component", "more", "ends"),
+    [
+        ("aggregator", "", 142.0),  # 30 s after the end that `stop` asks for
+        ("aggregator", "stop: {updates: 9}", 405.0),  # after 5 minutes
+        ("d-1", "", None),
+    ],
+)
+def test_own_code_that_holds_the_interpreter_lock_is_named(
+    component: str, more: str, ends: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the run if it is the aggregator's, which cannot give up itself."""
+    run, view = spec(tmp_path, more=more), Lines()
+    controller, directory = Controller(run, Idle(), view), run.directory
+    controller.epoch, controller._status = 100.0, {component: "ready"}
+    ended = events.RunStarted(0.0, 0.0, (), ()), events.RunEnded(10.0, "after", 0, 0)
+    directory.events.write_text("".join([events.to_line(record) for record in ended]))
+    folder = directory.aggregator_state if component == "aggregator" else directory.disk(component)
+    folder.mkdir(parents=True)
+    told = f'Timeout (0:00:05)!\nThread 1:\n  File "{directory.code}/own.py", line 3 in update\n'
+    HangingFile(folder).write(2 * told)
+    for at in (104.0, 105.0, 111.0, *([] if ends is None else [ends - 3])):
+        monkeypatch.setattr(time, "monotonic", lambda at=at: at)
+        controller._check_stopped()
+    what = f"{component}: own code has not returned from own.py, line 3 (update)"
+    assert view.lines == [what]
+    controller._record_lasting(111.0)
+    judgement, _ = judging.judge(run, controller, controller.epoch)
+    assert f"{what} from 4.0 to 10.0 s" in judgement.validity.reasons
+    if ends is not None:
+        monkeypatch.setattr(time, "monotonic", lambda: ends)
+        with pytest.raises(RunFailedError, match=re.escape(what)):
+            controller._check_stopped()
 
 
 def test_no_actions_are_done_while_the_last_evaluation_is_awaited(

@@ -70,7 +70,7 @@ name: t
 task: {{name: digits-logreg, local: {{steps: 1}}}}
 rule: {{name: fedavg}}
 devices: [{{name: d, count: {devices}, cpu: {cpu}}}]
-stop: {{after: 10s}}
+{"" if "stop:" in more else "stop: {after: 10s}"}
 {more}
 """)
     planned = plan(topology, "process", this_host(), oversubscribe=True)
