@@ -159,6 +159,12 @@ def test_run_of_processes_waits_for_the_charger_and_resumes(testbed: Testbed, tm
         interrupt(up)
     assert left_as_processes(run.name) == []
     first = Finished.only_one_in(runs)
+    began, ended = first.records[0], first.records[-1]
+    assert isinstance(began, events.RunStarted)
+    assert isinstance(ended, events.RunEnded)
+    *_, last = (line["at"] for line in first.telemetry if "energy" in line)
+    zero = began.wall_clock - first.manifest["monotonic_zero"]
+    assert last - zero == pytest.approx(ended.at * first.manifest.get("dilation", 1.0), abs=0.001)
     assert [action for action, _ in power(first, "pi")][:1] == ["poweroff"]
 
     def after_the_return() -> bool:

@@ -120,7 +120,9 @@ def test_hanging_own_code_is_named(
 
     def interrupt() -> None:
         def is_recorded() -> bool:
-            return any(re.search(what, file.read_text()) for file in tmp_path.glob("runs/*/events.jsonl"))
+            return any(
+                re.search(what, file.read_text()) for file in tmp_path.glob("runs/*/events.jsonl")
+            )
 
         eventually(is_recorded)
         os.kill(os.getpid(), signal.SIGINT)

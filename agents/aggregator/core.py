@@ -226,9 +226,9 @@ class AggregatorCore:
             if reaction is Reaction.ILLEGAL:
                 raise IllegalInputError(event, self._phase)
             return []
-        after = self._settings.stop.after
-        if self._phase is RunPhase.RUNNING and after is not None and event.at > from_seconds(after) + _LATE:
-            return [*self._end_late(from_seconds(after), event.at), *self.handle(event)]
+        after = self._timers.due("after")
+        if after is not None and event.at > after + _LATE and self._phase is RunPhase.RUNNING:
+            return [*self._end_late(after, event.at), *self.handle(event)]
         if self._draws is not None:
             self._draws.now = getattr(event, "at", self._draws.now)
         actions: Actions

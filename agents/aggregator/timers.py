@@ -46,6 +46,10 @@ class Timers:
     def names(self) -> Set[Timer]:
         return self._due.keys()
 
+    def due(self, timer: Timer) -> Nanoseconds | None:
+        """Return the time at which `timer` is due; None if it is not set."""
+        return None if timer not in self._due else self._due[timer].at
+
     def set(self, timer: Timer, at: Nanoseconds) -> None:
         self._due[timer] = _DueTime(at)
 

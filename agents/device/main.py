@@ -170,6 +170,9 @@ class Init:
             self._start_probe(self._config.probed)
         try:
             code = self._serve()
+            if self._meter is not None:
+                self._count_energy(self._meter)
+                self._send_energy()
             return 1 if self._unmeasured else code
         finally:
             self._connection.close()
@@ -215,9 +218,7 @@ class Init:
         device, client = self._config.device, self._client.pid if self._client else None
         sample = self._machine.sample(client, self._now)
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
-        if self._meter is not None and self._meter.is_counting:
-            energy = messages.encode(self._meter.sample(self._now()))
-            self._connection.publish_lossy(self._topics.telemetry(device), energy)
+        self._send_energy()
         if (limits := self._machine.limits()) != self._limits:
             self._send_limits(limits)
         if self._client is not None and self._client.poll() is None:  # else `_exit_code` reports it
@@ -225,6 +226,12 @@ class Init:
         present = self._present_disturbances(time.monotonic())
         for reason, since, is_over in self._disturbances.update(present):
             self._report(reason, since, is_over=is_over)
+
+    def _send_energy(self) -> None:
+        """Publish the energy until the last reading of the counters, if it is counted."""
+        if self._meter is not None and self._meter.is_counting:
+            energy = messages.encode(self._meter.sample(self._now()))
+            self._connection.publish_lossy(self._topics.telemetry(self._config.device), energy)
 
     def _present_disturbances(self, now: float) -> dict[str, float]:
         """When each began, by its reason."""

@@ -164,6 +164,10 @@ class Controller:
         self._most_ready = 0
         """Devices that were ready at once before the run clock started."""
         self._exit_codes: dict[str, int] = {}
+        self._was_over = False
+        """Whether the aggregator has reported that the run is over."""
+        self._ended_early: set[str] = set()
+        """Components that ended before the run was over."""
         self._exits: list[str] = []
         """Sentences on the devices that the last check found ended while the run clock went."""
         self._connection: Connection | None = None
@@ -302,6 +306,8 @@ class Controller:
                 self._inbox.close()  # handle no more messages, but send everything
                 self._send(connection, (AGGREGATOR, messages.StopOrder()))
                 self._await_aggregator(_STOP_TIMEOUT_SECONDS)
+                self._read_records()
+                self._write_last_energy()
             raise
         finally:
             self._inbox.close()
@@ -521,6 +527,7 @@ class Controller:
         self._read_records()
         if self._ended is not None and self.epoch is not None:
             self._record_lasting(self.epoch + self._ended.at * self._dilation)
+        self._write_last_energy()
         if self._ended is None:
             raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
         if self._ended.reason == "no clients left":
@@ -539,17 +546,17 @@ class Controller:
         processes."""
         supervise = lateness = 0.0
         look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
-        with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
+        with self._spec.directory.telemetry.open("a", encoding="utf-8", buffering=1) as telemetry:
             while True:
                 for message in self._inbox.drain(0.0):
                     self._handle_message(message, telemetry.write)
-                for energy in self._runtime.meter.energy():
+                # After the end, this process's meters miss what the clients have used before it.
+                for energy in () if self._was_over else self._runtime.meter.energy():
                     self._handle_energy(energy, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
                     for sample in self._runtime.meter.telemetry():
                         telemetry.write(_line(sample))
-                    telemetry.flush()
                     for one in self._runtime.meter.disturbances():
                         self._disturbed(one)
                     self._check_processes()
@@ -577,6 +584,13 @@ class Controller:
                 self.other_samples.setdefault(host, []).append(reading.load)
             off = reading.clock_uncertainty / self._dilation
             self.clocks[host] = max(off, self.clocks.get(host, 0.0))
+
+    def _write_last_energy(self) -> None:
+        """Write the energy of the devices up to the end of the run."""
+        if self._ended is not None:
+            with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
+                for sample in self._energy.last_samples(self._ended.at, self._ended_early):
+                    telemetry.write(_line(sample))
 
     @property
     def energy_comparison(self) -> EnergyComparison | None:
@@ -639,6 +653,7 @@ class Controller:
                     self._record_failure(f"{component}: {reason}")
                 case messages.Status(component, state):
                     self._status[component] = state
+                    self._was_over |= (component, state) == (AGGREGATOR, "over")
                     if (component, state) == (AGGREGATOR, "ready") and self._postponed is not None:
                         self._orders[:0] = self._postponed
                         self._postponed = None
@@ -661,8 +676,8 @@ class Controller:
         message: messages.EnergySample | messages.PowerSwitch,
         write_telemetry: Callable[[str], object],
     ) -> None:
-        self._orders += self._energy.take(message, is_over=self._is_over)
-        if isinstance(message, messages.EnergySample):
+        self._orders += self._energy.take(message, is_over=self._was_over)
+        if isinstance(message, messages.EnergySample) and not self._was_over:
             write_telemetry(_line(message))
 
     def _record_failure(self, what: str) -> None:
@@ -698,6 +713,8 @@ class Controller:
                     f"{self._log_tail(name)}"
                 )
             self._exit_codes[name] = code
+            if not self._was_over:
+                self._ended_early.add(name)
             if name in self._devices and self._ended is None:
                 if code != 0:
                     self._view.progress(

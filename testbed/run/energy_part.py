@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from agents import events
 from agents.device_actions import Action, Charge, EnergyAction, PowerOff, PowerOn, to_json
@@ -66,12 +66,17 @@ class EnergyPart:
         if message.device not in self._rounds.devices:
             raise MessageError("the energy of this device is not counted")
         if isinstance(message, EnergySample):
-            self._rounds.sample(message)
+            self._rounds.sample(message, is_over=is_over)
         elif self._epoch is not None and not is_over:
             action = PowerOn() if message.powered else PowerOff()
             yield from self._runtime.act(message.device, action)
             at = (message.at - self._epoch) / self._dilation
             yield AGGREGATOR, LogOrder(at, message.device, "battery", 0.0, to_json(action))
+
+    def last_samples(self, at: float, ended: Collection[str]) -> Iterator[EnergySample]:
+        """Yield the sample of each device at device time `at`, at which the run ended. Devices in
+        `ended` ended earlier."""
+        return self._rounds.last_samples(at, ended)
 
     def orders(self, *, is_over: bool) -> Iterator[AddressedOrder]:
         """Yield the orders to record the rounds whose energy is known now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -111,6 +111,10 @@ class RoundEnergies:
         self._consumption = {device: _Consumption() for device in self._configs}
         self._consumed = dict.fromkeys(self._configs, 0.0)
         """Device -> joules at its last sample."""
+        self._newest: dict[str, tuple[EnergySample, EnergySample]] = {}
+        """Last two samples of each device, the later one at most the first after the run's end."""
+        self._closed: set[str] = set()
+        """Devices with a sample after the run's end."""
         self._consumed_before = dict.fromkeys(self._configs, 0.0)
         """Device -> joules at the last start of the run clock."""
         self._ended: list[_EndedRound] = []
@@ -161,6 +165,11 @@ class RoundEnergies:
         self._epoch = epoch
         for device, consumption in self._consumption.items():
             figures = earlier.get(device)
+            battery = self._configs[device].battery
+            level = None if battery is None else battery.initial
+            begin = figures or EnergyFigures(consumed=0.0, transferred=0.0, power=0.0, level=level)
+            first = EnergySample(device, epoch + max(0.0, at) * self._dilation, begin)
+            self._newest[device] = first, first
             if figures is not None:
                 self._consumed[device] = figures.consumed
             self._consumed_before[device] = self._consumed[device]
@@ -168,16 +177,31 @@ class RoundEnergies:
                 consumption.cut(at)  # a run may go on from a moment before its last sample
                 consumption.add_sample(at, figures)
             elif not consumption.times:
-                battery = self._configs[device].battery
-                consumption.add(at, 0.0, None if battery is None else battery.initial)
+                consumption.add_sample(at, begin)
             yield EnergyStart(device, epoch, max(0.0, at), figures)
 
-    def sample(self, sample: EnergySample) -> None:
+    def sample(self, sample: EnergySample, *, is_over: bool = False) -> None:
+        """`is_over`: whether the run is over."""
         if sample.device in self._consumption:
+            if sample.device in self._newest and sample.device not in self._closed:
+                self._newest[sample.device] = self._newest[sample.device][1], sample
+            if is_over:
+                self._closed.add(sample.device)
             at = (sample.at - self._epoch) / self._dilation
             figures = sample.energy
             self._consumed[sample.device] = figures.consumed
             self._consumption[sample.device].add_sample(at, figures)
+
+    def last_samples(self, at: float, ended: Collection[str]) -> Iterator[EnergySample]:
+        """Yield the sample of each device at device time `at`, at which the run ended. Devices in
+        `ended` have ended; their last sample counts if it is older."""
+        end = self._epoch + at * self._dilation
+        for device, (first, last) in self._newest.items():
+            figures = last.energy
+            if first.at < last.at and (end <= last.at or (figures.is_on and device not in ended)):
+                figures = _interpolate(first, last, end)
+            self._consumed[device] = figures.consumed
+            yield EnergySample(device, end, figures)
 
     def record(self, record: events.Record) -> None:
         """Rounds of devices whose energy is not counted are ignored."""
@@ -240,6 +264,26 @@ class RoundEnergies:
         consumption.forget(ended.begin)
         outcome: Literal["sent", "lost"] = "sent" if ended.is_sent else "lost"
         return EnergyOrder(ended.at, ended.client, ended.dispatch, max(0.0, energy), outcome, level)
+
+
+def _interpolate(first: EnergySample, last: EnergySample, at: float) -> EnergyFigures:
+    """Return the figures at the time `at`. After the later sample, the mean power between the samples
+    counts, for at most twice as long as these are apart."""
+    share = min(3.0, (at - first.at) / (last.at - first.at))
+    before, figures = first.energy, last.energy
+
+    def mix(begin: float | None, end: float | None, most: float = math.inf) -> float | None:
+        return (
+            end if begin is None or end is None else min(most, max(0.0, begin + (end - begin) * share))
+        )
+
+    return msgspec.structs.replace(
+        figures,
+        consumed=mix(before.consumed, figures.consumed),
+        transferred=mix(before.transferred, figures.transferred),
+        level=mix(before.level, figures.level, 1.0),
+        supplied=mix(before.supplied, figures.supplied),
+    )
 
 
 def energy_samples(samples: Samples) -> Iterator[EnergySample]:

@@ -139,3 +139,34 @@ def test_round_of_an_earlier_segment_has_the_energy_of_its_own_time(tmp_path: Pa
 
 def energy(consumed: float) -> dict[str, float]:
     return {"consumed": consumed, "transferred": 0.0, "power": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("samples", "last", "ended", "expect"),
+    [
+        ([(1.0, 2.0), (2.0, 5.0)], None, (), 6.5),  # 3 W go on for 0.5 s
+        ([(1.0, 2.0), (2.0, 5.0)], None, ("pi",), 5.0),
+        ([(1.0, 2.0)], None, (), 5.0),  # since the start
+        ([(1.0, 2.0), (2.0, 5.0)], (3.0, 6.0), (), 5.5),
+        ([(1.0, 2.0), (2.6, 5.2)], None, (), 5.0),  # the run is over, but the device has not heard of it
+        ([(0.1, 2.0), (0.2, 3.0)], None, (), 5.0),  # nothing was heard for long: 0.2 s more
+    ],
+)
+def test_energy_is_recorded_up_to_the_end_of_the_run(
+    samples: list[tuple[float, float]],
+    last: tuple[float, float] | None,
+    ended: tuple[str, ...],
+    expect: float,
+) -> None:
+    """Which is at 2.5 s. `last` is the sample of a device when its client has ended."""
+    made = rounds()
+    for at, consumed in samples:
+        sample(made, at, consumed)
+    if last is not None:
+        for at, consumed in (last, (4.0, 60.0)):
+            figures = EnergyFigures(consumed=consumed, transferred=0.0, power=0.0)
+            made.sample(EnergySample("pi", 100.0 + 2 * at, figures), is_over=True)
+    (found,) = made.last_samples(2.5, ended)
+    assert (found.device, found.at) == ("pi", 105.0)
+    assert found.energy.consumed == pytest.approx(expect)
+    assert made.consumed == found.energy.consumed
