@@ -8,20 +8,21 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testbed.run import controller
 from testbed.runtimes.process import runtime as process
 from testbed.runtimes.process.runtime import Programs
-from tests.running import Finished, Testbed, left_as_processes, write_small_topology
+from tests.running import Finished, Testbed, left_as_processes, started, write_small_topology
 from tests.waiting import eventually
 
 OWN = """
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from agents.rules.interface import Rule, Send, State
@@ -31,11 +32,12 @@ from agents.tasks.interface import Task
 calls = []
 
 def hang(place):
-    if place != "PLACE" or "TESTBED_PART" not in os.environ:  # it is tried before the run
+    if place != "PLACE" or "runs" not in Path(__file__).parts:  # it is tried before the run
         return
     calls.append(place)
     if len(calls) < 3:
         return
+    Path(__file__).with_name("hangs").touch()
     if "HOW" == "loop":
         while True:
             pass
@@ -51,7 +53,9 @@ class Own(Task):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
     def loss(self, outputs, y):
-        if outputs.requires_grad:
+        import torch
+
+        if torch.is_grad_enabled():
             hang("training")
         return super().loss(outputs, y)
 
@@ -92,7 +96,7 @@ main.main()
 """An agent whose watchdog is quick."""
 
 
-def write(folder: Path, place: str, how: str, after: str) -> Path:
+def write(folder: Path, place: str, how: str, after: str, **changes: Any) -> Path:
     """Write a topology whose own code hangs at `place`."""
     (folder / "hanging.py").write_text(OWN.replace("PLACE", place).replace("HOW", how))
     fedbuff = {"name": "fedbuff", "buffer_size": 1, "concurrency": 1}
@@ -104,6 +108,7 @@ def write(folder: Path, place: str, how: str, after: str) -> Path:
         devices=[{"name": "d", "cpu": 0.5}],
         evaluate={"every": "1s"},
         stop={"after": after},
+        **changes,
         **(chosen if place == "selection" else {"rule": {"name": "hanging:Plain"}}),
     )
 
@@ -141,3 +146,15 @@ def test_hanging_own_code_is_named(
     reasons = run.manifest["validity"]["reasons"]
     assert any(re.search(what, reason) for reason in reasons), reasons
     assert left_as_processes(run.path.name) == []
+
+
+@pytest.mark.parametrize("place", ["evaluation", "training"])
+def test_two_interrupts_end_a_run_in_virtual_time_in_which_a_thread_hangs(
+    place: str, tmp_path: Path
+) -> None:
+    topology = write(tmp_path, place, "loop", after="1h", virtual={"step_time": "1ms"})
+    with started("up", topology, "--runtime", "virtual", "--runs", tmp_path / "runs") as up:
+        eventually(lambda: [*tmp_path.glob("runs/*/code/hangs")])
+        up.send_signal(signal.SIGINT)
+        up.send_signal(signal.SIGTERM)  # two of a kind may count as one
+        assert up.wait(120) == 130
