@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from testbed.run import controller
 from testbed.runtimes.process import runtime as process
 from testbed.runtimes.process.runtime import Programs
-from tests.running import Finished, Testbed, left_as_processes, started, write_small_topology
+from tests.running import Finished, Testbed, left_as_processes, write_small_topology
 from tests.waiting import eventually
 
 OWN = """
@@ -96,7 +97,7 @@ main.main()
 """An agent whose watchdog is quick."""
 
 
-def write(folder: Path, place: str, how: str, after: str, **changes: Any) -> Path:
+def write(folder: Path, place: str, how: str, after: str, devices: int = 1, **changes: Any) -> Path:
     """Write a topology whose own code hangs at `place`."""
     (folder / "hanging.py").write_text(OWN.replace("PLACE", place).replace("HOW", how))
     fedbuff = {"name": "fedbuff", "buffer_size": 1, "concurrency": 1}
@@ -105,7 +106,7 @@ def write(folder: Path, place: str, how: str, after: str, **changes: Any) -> Pat
         folder,
         code="hanging.py",
         task={"name": "hanging:Own", "local": {"steps": 2, "batch_size": 8, "lr": 0.1}},
-        devices=[{"name": "d", "cpu": 0.5}],
+        devices=[{"name": "d", "cpu": 0.3, "count": devices}],
         evaluate={"every": "1s"},
         stop={"after": after},
         **changes,
@@ -152,9 +153,14 @@ def test_hanging_own_code_is_named(
 def test_two_interrupts_end_a_run_in_virtual_time_in_which_a_thread_hangs(
     place: str, tmp_path: Path
 ) -> None:
-    topology = write(tmp_path, place, "loop", after="1h", virtual={"step_time": "1ms"})
-    with started("up", topology, "--runtime", "virtual", "--runs", tmp_path / "runs") as up:
-        eventually(lambda: [*tmp_path.glob("runs/*/code/hangs")])
-        up.send_signal(signal.SIGINT)
-        up.send_signal(signal.SIGTERM)  # two of a kind may count as one
-        assert up.wait(120) == 130
+    topology = write(tmp_path, place, "loop", after="1h", devices=3, virtual={"step_time": "1ms"})
+    options = ("up", topology, "--runtime", "virtual", "--runs", tmp_path / "runs")
+    program = "from testbed.__main__ import main; main()"  # not forked: its own exit counts
+    with subprocess.Popen([sys.executable, "-c", program, *map(str, options)]) as up:
+        try:
+            eventually(lambda: [*tmp_path.glob("runs/*/code/hangs")])
+            up.send_signal(signal.SIGINT)
+            up.send_signal(signal.SIGTERM)  # two of a kind may count as one
+            assert up.wait(120) == 130
+        finally:
+            up.kill()
