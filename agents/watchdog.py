@@ -129,6 +129,7 @@ class HangingFile:
         self.descriptor = os.open(folder / _FILE, flags, 0o644)
 
     def write(self, sentence: str) -> None:
+        self.clear()  # a traceback, if this thread was late
         with suppress(OSError):  # the disk is full
             os.write(self.descriptor, sentence.encode())
 
@@ -145,7 +146,7 @@ def read_hanging(folder: Path, code: Collection[str]) -> str | None:
     except OSError:
         return None
     if not text.startswith(_LOCKED):
-        return make_printable(text, _MAX_SENTENCE) or None
+        return make_printable(text.partition(_LOCKED)[0], _MAX_SENTENCE) or None
     if text.count(_LOCKED) < 2:
         return None  # a process that was stopped writes one traceback when it continues
     for path, line, name in _FRAME.findall(text):

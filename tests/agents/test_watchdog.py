@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -121,7 +122,10 @@ def test_traceback_of_a_process_that_was_stopped_is_no_report(tmp_path: Path) ->
     file = HangingFile(tmp_path)
     file.write(frame)
     assert read_hanging(tmp_path, [str(tmp_path)]) is None
-    file.write(frame)
+    file.write(2 * frame)
     assert read_hanging(tmp_path, [str(tmp_path)]) == (
         "own code has not returned from own.py, line 3 (update)"
     )
+    file.write("own code has not returned")
+    os.write(file.descriptor, frame.encode())  # its thread was late
+    assert read_hanging(tmp_path, [str(tmp_path)]) == "own code has not returned"
