@@ -185,8 +185,12 @@ def is_not_early_leave(record: logging.LogRecord) -> bool:
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
-    """Remove the traceback from an error about a visitor's message, which may be wrong in any way. The
-    log keeps the error and the message."""
+    """Remove the traceback from an error about a visitor's message or request, which may be wrong in any
+    way. The log keeps the error. Errors of pages keep their traceback."""
+    if record.msg == "Uncaught exception" and record.exc_info:  # tornado has not come to any page
+        record.msg = f"Unreadable request: {record.exc_info[1]}"
+    elif record.name == "tornado.application":
+        return True
     record.exc_info = None
     return True
 
@@ -198,7 +202,7 @@ def serve(listening: socket.socket, site: Site) -> None:
     logging.getLogger("bokeh.server.views.ws").setLevel(
         logging.ERROR
     )  # no messages about visitors who left
-    for name in ("bokeh.server.views.ws", "bokeh.server.protocol_handler"):
+    for name in ("tornado.application", "bokeh.server.views.ws", "bokeh.server.protocol_handler"):
         logging.getLogger(name).addFilter(without_traceback)
     settings.resources = "server"  # load nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
