@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from agents.conversion import convert
-from agents.energy.settings import EnergyConfig
+from agents.checks import convert
+from agents.energy import EnergyConfig
 
 T = TypeVar("T")
 BEGUN = "begun"

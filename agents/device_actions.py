@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from agents.conversion import convert
+from agents.checks import convert
 
 _MAX_CORES = 1e6
 _MAX_BITS_PER_SECOND = 10**15

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from agents.conversion import convert
+from agents.checks import convert
 from agents.device_actions import Action, from_json
 from agents.disk import files
 

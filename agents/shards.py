@@ -1,8 +1,10 @@
-"""A client's training data, or the test set, as one safetensors file that the controller writes."""
+"""Shards, a client's training data or the test set as one file, and the parts of the data on which the
+global model is evaluated."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,3 +62,28 @@ def load(path: Path) -> Shard:
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
         return Shard(file.get_tensor("x"), file.get_tensor("y"), float(metadata["scale"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Fields as in `events.EvaluatedPart`."""
+
+    part: str
+    name: str
+    samples: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts on which the model is evaluated, in addition to the whole test set."""
+
+    classes: bool = False
+    device_set: Shard | None = None
+    """Samples of the devices, one device after the other; None if devices are not parts."""
+    device_samples: Mapping[str, int] = field(default_factory=dict)
+    """Samples of each device in `device_set`, in the same order."""
+
+
+NO_PARTS = Parts()

@@ -1,11 +1,12 @@
-"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss;
-without I/O and clock."""
+"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, isnan, nan
+
+import pandas as pd
 
 from agents.events import COMPLETE
 from analysis import metrics, summary
@@ -378,3 +379,61 @@ def _spread(interval: ConfidenceInterval, scale: float, digits: int) -> str:
     if isnan(interval.low):
         return mean
     return f"{mean} ± {(interval.high - interval.mean) * scale:,.{digits}f}"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "–": "--",
+    ">": "$>$",
+    "<": "$<$",
+    "ε": r"$\varepsilon$",
+}
+
+
+def paper_table(rows: Sequence[ComparisonRow]) -> pd.DataFrame:
+    """Fields of `ComparisonRow`. An interval such as `time` (s) has the columns `time_mean`, `time_low`
+    and `time_high`, a cost also `time_median` and `time_above`, a setting one such as
+    `settings_rule`."""
+    table = pd.json_normalize([asdict(row) for row in rows], sep="_")
+    return table.drop(columns=table.filter(regex="_count$").columns)
+
+
+def _csv(rows: Sequence[ComparisonRow], given: bool) -> str:  # noqa: FBT001
+    return str(paper_table(rows).to_csv(index=False))
+
+
+def _markdown(rows: Sequence[ComparisonRow], given: bool) -> str:  # noqa: FBT001
+    headings, cells = texts(rows)
+    rule = [":--", *["--:"] * (len(headings) - 1)]
+    lines = [" | ".join(cell.replace("|", r"\|") for cell in line) for line in (headings, rule, *cells)]
+    table = "\n".join(f"| {line} |" for line in lines)
+    return f"{table}\n\n{caption(rows, given=given)}\n"
+
+
+def _latex(rows: Sequence[ComparisonRow], given: bool) -> str:  # noqa: FBT001
+    headings, cells = texts(rows)
+    table = pd.DataFrame([[_escaped(cell) for cell in line] for line in cells])
+    text = table.to_latex(
+        index=False,
+        header=[_escaped(heading) for heading in headings],
+        escape=False,
+        column_format="l" + "r" * (len(headings) - 1),
+    )
+    return f"% {caption(rows, given=given)}\n% Needs \\usepackage{{booktabs}}\n{text}"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+TABLE_FORMATS: Mapping[str, Callable[[Sequence[ComparisonRow], bool], str]] = {
+    ".csv": _csv,
+    ".md": _markdown,
+    ".tex": _latex,
+}
+"""By suffix of the file. Parameters: the rows, and whether the user has set the target."""

@@ -38,11 +38,11 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.durable import DurableCore
-from agents.aggregator.pending_messages import PendingMessages
+from agents.aggregator.inputs import Settings
+from agents.aggregator.messages import PendingMessages
 from agents.aggregator.recording import Recording
-from agents.aggregator.settings import Settings
+from agents.aggregator.storage import BLOCK, AppendedFile
 from agents.config import Durability, Named, StopConditions
-from agents.disk.appended import BLOCK, AppendedFile
 from agents.models.vectors import Vector
 from agents.mqtt.topics import Topics
 from agents.pipeline import ServerSteps

@@ -24,7 +24,7 @@ import yaml
 from analysis import metrics
 from analysis.load import Run, load
 from benchmarks.prediction import devices
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -37,7 +37,7 @@ _TURNS = 3
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else _TOPOLOGY
-    runtime = planning.choose_runtime(Options())
+    runtime = preparing.choose_runtime(Options())
     wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
     runs: dict[int, list[Run]] = {dilation: [] for dilation in _TURN}
     with tempfile.TemporaryDirectory() as name:
@@ -56,7 +56,7 @@ def _run(path: Path, runtime: str, runs: Path) -> Run:
     print(f"{path.name} in {runtime}", file=sys.stderr)
     root = os.environ.get("TESTBED_DATA")
     options = Options(runtime=runtime, data_root=None if root is None else Path(root))
-    wanted, plan = planning.plan_file(path, options)
+    wanted, plan = preparing.plan_file(path, options)
     directory = RunDirectory.new(runs, wanted.name)
     up.run(wanted, plan, directory, options, View())
     return load(directory.path)

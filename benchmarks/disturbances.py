@@ -35,9 +35,9 @@ from docker.models.containers import Container
 from analysis import summary
 from analysis.load import Run, load
 from testbed.host.die_with_parent import prefix
-from testbed.run import planning
+from testbed.run import preparing
 from testbed.run.options import Options
-from testbed.runtimes.docker.containers import RUN_LABEL
+from testbed.runtimes.docker.specifications import RUN_LABEL
 
 _MOVED = 0.1
 _COUNT, _SECONDS = 70, 8
@@ -83,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "disturbed.yaml"
         path.write_text(yaml.safe_dump(_TOPOLOGY), encoding="utf-8")
-        _, planned = planning.plan_file(path, Options(runtime="docker"))
+        _, planned = preparing.plan_file(path, Options(runtime="docker"))
         cores = Cores(planned.device_cpus, planned.infrastructure_cpus)
         for kind in plan:
             found.append((kind, _run(path, DISTURBANCES[kind], cores, rng)))

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from agents import events
-from testbed.rundir.tail import RecordFollower
+from testbed.rundir.live_files import RecordFollower
 from testbed.runtimes.process import runtime
 from tests.chaos import FAULTS
 from tests.running import Finished, started, write_topology

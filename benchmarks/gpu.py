@@ -38,7 +38,7 @@ from agents.tasks.shakespeare import ShakespeareLstm
 from testbed.errors import TestbedError
 from testbed.host.gpus import GpuMeter, Gpus, Use
 from testbed.plan import this_host
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
@@ -102,7 +102,7 @@ def _trainings(folder: Path, shares: list[float], seconds: int) -> Mapping[float
         f"rule: {{name: fedasync}}\nstop: {{after: {seconds}s}}\ndevices:\n{devices}\n"
     )
     options = Options("docker", oversubscribe=True)
-    plan = planning.plan_topology(topology, options)
+    plan = preparing.plan_topology(topology, options)
     directory = RunDirectory.new(folder, topology.name)
     up.run(topology, plan, directory, options, View())
     updates = load(directory.path).updates

@@ -39,8 +39,8 @@ from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from testbed.broker import BrokerLimits, Listeners, accounts, write_mosquitto
-from testbed.broker.programs import find_mosquitto
-from testbed.rundir.tail import RecordFollower
+from testbed.broker.configuration import find_mosquitto
+from testbed.rundir.live_files import RecordFollower
 from testbed.runtimes.process.runtime import HOST, free_ports
 
 _RUN, _TOPICS = "load", Topics("load")

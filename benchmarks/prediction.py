@@ -47,7 +47,7 @@ import testbed
 from analysis import metrics, summary
 from analysis.load import Run, load
 from testbed import sweeps
-from testbed.run import planning
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.sweeps import sweeping
 from testbed.topology import Virtual
@@ -76,7 +76,7 @@ def main() -> None:
     wanted = parser.parse_args()
     root = os.environ.get("TESTBED_DATA")
     data = None if root is None else Path(root)
-    real = Options(planning.choose_runtime(Options()), data_root=data)
+    real = Options(preparing.choose_runtime(Options()), data_root=data)
     cells = cells_of(sweeps.load(wanted.sweep, real), wanted.only, wanted.seeds)
     if wanted.steps == "measured":
         virtual = Options("virtual", data_root=data)

@@ -7,7 +7,7 @@
 The table is in docs/evidence/profiles.md.
 
 training_times.csv has, for each network, Gflop and GB of one step with 16 images of 224×224, as
-testbed.plan.step_work counts them in timm's networks (1.0.31), and the seconds of such a step if they
+testbed.plan.model_check counts them in timm's networks (1.0.31), and the seconds of such a step if they
 are published: github.com/jafermarq/federated-embedded-vision, 20 steps in PyTorch on all cores, SGD
 without momentum, images read from files. Raspberry Pi 5: its README.md and plot.ipynb. Raspberry Pi 4:
 plot.ipynb; for MnasNet and GhostNetV2 the results behind it (results/blog/rpi4_bench_results.pkl).
@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from testbed.plan import step_work
+from testbed.plan import model_check
 from testbed.speed import calibration
-from testbed.speed.kinds import KINDS, Work
+from testbed.speed.calibration import KINDS, Work
 from testbed.topology import profiles
 
 TIMES = Path(__file__).with_name("training_times.csv")
@@ -163,7 +163,7 @@ def _rounded(value: float, digits: int = 3) -> float:
 
 def _count() -> None:
     for row in _rows():
-        found = step_work.count_work(_step(row["network"], "meta"))
+        found = model_check.count_work(_step(row["network"], "meta"))
         print(row["network"], *(f"{getattr(found, kind):.4g}" for kind in KINDS), sep=",")
 
 
@@ -188,7 +188,7 @@ def _step(network: str, device: str) -> Callable[[], None]:
     net = create_model(_TIMM.get(network, network), num_classes=1000).to(device)
     x = torch.zeros(_BATCH, 3, 224, 224, device=device)
     y = torch.zeros(_BATCH, dtype=torch.int64, device=device)
-    return partial(step_work.gradient_step, net, x, y, torch.nn.functional.cross_entropy)
+    return partial(model_check.gradient_step, net, x, y, torch.nn.functional.cross_entropy)
 
 
 _TIMM = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}

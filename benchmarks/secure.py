@@ -19,12 +19,15 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-from agents.pipeline.secure import masks  # noqa: E402
-from agents.pipeline.secure.field import FIELD, Words  # noqa: E402
-from agents.pipeline.secure.party import Party  # noqa: E402
+from agents.pipeline.secure.arithmetic import FIELD, Words  # noqa: E402
+from agents.pipeline.secure.party import (  # noqa: E402
+    Party,
+    expand_seed,
+    new_seed,
+)
 from agents.pipeline.secure.secure_messages import decode_sum  # noqa: E402
+from agents.pipeline.secure.server import MaskedSums, Summand  # noqa: E402
 from agents.pipeline.secure.settings import SecureRun  # noqa: E402
-from agents.pipeline.secure.sums import MaskedSums, Summand  # noqa: E402
 
 _TRIES = 5
 
@@ -63,7 +66,7 @@ def main() -> None:
             party.add_peer(name, other.public)
     code, sums = parties[0].code, MaskedSums(settings, size)
     vector, rng = np.full(size, 0.01, np.float32), np.random.default_rng(0)
-    target, mask = np.empty_like(vector), masks.expand_seed(masks.new_seed(), size)
+    target, mask = np.empty_like(vector), expand_seed(new_seed(), size)
     copy = _best(lambda: np.copyto(target, vector), 50)
     up, clients = 4 * code.length * (given.clients - 1) / 1e6, given.clients
     print(
@@ -76,8 +79,8 @@ def main() -> None:
         print(f"{what:44} {1e3 * seconds:9.2f} ms {seconds / copy:8.1f} copies")
 
     words, _ = parties[0].grid.round(vector, rng)
-    line("client: expand a mask", _best(lambda: masks.expand_seed(masks.new_seed(), size)))
-    noise = masks.expand_seed(masks.new_seed(), code.colluding * code.length)
+    line("client: expand a mask", _best(lambda: expand_seed(new_seed(), size)))
+    noise = expand_seed(new_seed(), code.colluding * code.length)
     holders = range(given.clients)
     line("client: code it into shares", _best(lambda: code.shares(mask, noise, holders)))
     line("client: mask and sealed shares, all of it", _best(lambda: list(parties[0].prepare(1))))

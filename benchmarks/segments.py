@@ -46,15 +46,15 @@ from analysis.load import Run, load
 from benchmarks.command import exit_code_of
 from testbed.plan import Plan
 from testbed.plan.costs import message_sizes
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL
 from testbed.topology import Topology, parse
 from testbed.view import View
 from testbed.virtual.background import SegmentTraffic
-from testbed.virtual.event_queue import DEVICE, LINK, EventQueue
 from testbed.virtual.network import VirtualNetwork
+from testbed.virtual.timing import DEVICE, LINK, EventQueue
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "network-tree.yaml"
 _RUNS = Path("runs")
@@ -188,7 +188,7 @@ class Measurement:
 def measure(topology: dict[str, Any], options: Options, runs: Path) -> Measurement:
     """Run `topology` in containers and in virtual time. The runs stay in the folder `runs`."""
     wanted = parse(yaml.safe_dump(topology))
-    plan = planning.plan_topology(wanted, options)
+    plan = preparing.plan_topology(wanted, options)
     directory = RunDirectory.new(runs, wanted.name)
     counters = Counters(directory.run, len(plan.devices))
     up.run(wanted, plan, directory, options, counters)

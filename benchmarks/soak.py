@@ -17,7 +17,7 @@ import psutil
 
 from agents import events
 from testbed import topology
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -60,7 +60,7 @@ def main() -> None:
     options = Options(runtime="virtual")
     with tempfile.TemporaryDirectory() as folder:
         parsed = topology.parse(text, "soak")
-        plan = planning.plan_topology(parsed, options)
+        plan = preparing.plan_topology(parsed, options)
         directory = RunDirectory.create(Path(folder), "soak")
         print(f"{'updates':>10}{'s':>7}{'MB':>8}")
         up.run(parsed, plan, directory, options, _Memory(updates))

@@ -30,9 +30,9 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection
 from testbed import images
 from testbed.broker import Account, BrokerLimits, Listeners, accounts, write_mosquitto
-from testbed.broker.programs import find_mosquitto
+from testbed.broker.configuration import find_mosquitto
 from testbed.host import docker_engine, swarm_nodes
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process.runtime import HOST, free_ports
 from testbed.runtimes.swarm.removal import temporary_proxies
 from tests import two_engines

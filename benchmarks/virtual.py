@@ -38,8 +38,7 @@ import yaml
 from torch.nn.utils import vector_to_parameters
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from agents import events
-from agents.client import randomness
+from agents import events, random_generators
 from agents.config import LocalTraining
 from agents.models.flat import FlatModule, initial
 from agents.models.vectors import Vector
@@ -52,7 +51,7 @@ from benchmarks.perceptron import Perceptron
 from testbed.data import datasets
 from testbed.data.preparation import Prepared
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import planning, preparing
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.partition import Indices
@@ -319,7 +318,11 @@ class Batched:
         setting = self._setting
         local = LocalTraining(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
         rng = functools.partial(
-            randomness.generator, 0, f"client-{client}", randomness.TRAINING, self._round
+            random_generators.client_generator,
+            0,
+            f"client-{client}",
+            random_generators.TRAINING,
+            self._round,
         )
         return Job(
             start=self._starts[client],
@@ -367,7 +370,7 @@ class WholeRun:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "topology.yaml"
             path.write_text(self._topology, encoding="utf-8")
-            topology, plan = planning.plan_file(path, Options())
+            topology, plan = preparing.plan_file(path, Options())
             directory = RunDirectory.create(Path(folder), "run")
             preparing.write_inputs(topology, plan, directory)
             samples = {client: len(part) for client, part in self._prepared.indices.items()}

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from agents.pipeline.secure.coding import code_of
+from agents.pipeline.secure.arithmetic import code_of
 from agents.pipeline.secure.secure_messages import share_size, sum_size
 from analysis import metrics, privacy
 from analysis.charts.chart import PALETTE

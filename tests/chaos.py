@@ -48,9 +48,9 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
 from testbed.errors import TestbedError
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT
-from testbed.rundir import commands
+from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import RecordFollower
+from testbed.rundir.live_files import RecordFollower
 from testbed.runtimes.process.runtime import find
 from tests.running import (
     Finished,
@@ -469,7 +469,9 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
     if (fault.what, runtime) == ("kill", "process") and fault.part in CLIENTS:
         time.sleep(1.0)
         with suppress(TestbedError):  # it may have ended, or be busy with its end
-            commands.send(RunDirectory(runs / name), {"device": fault.part, **to_json(Restart())})
+            live_files.send_command(
+                RunDirectory(runs / name), {"device": fault.part, **to_json(Restart())}
+            )
 
 
 def _freeze(part: str, name: str, runs: Path, runtime: str) -> None:

@@ -13,11 +13,11 @@ import hypothesis  # its plugin imports it at the end: then what is frozen confu
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from agents.imports import freeze, without_garbage_collection
+from agents.process import freeze, without_garbage_collection
 from testbed import images
 from testbed.cli import main as cli
-from testbed.host import docker_engine, other_work
-from testbed.host.other_work import CpuReading
+from testbed.host import cpus, docker_engine
+from testbed.host.cpus import CpuReading
 from tests import forked, leaks, neighbours
 from tests.running import Said, Testbed, check_output
 
@@ -64,7 +64,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[_OPEN] = leaks.open_files()
     if item.get_closest_marker("timed"):
-        item.stash[_USE] = other_work.read()
+        item.stash[_USE] = cpus.read_cpu_times()
     return (yield)
 
 
@@ -75,12 +75,12 @@ def pytest_fixture_setup(
     """What a fixture of a module measures, tests judge long after it."""
     if fixturedef.scope != "module" or not request.node.get_closest_marker("timed"):
         return (yield)
-    before = other_work.read()
+    before = cpus.read_cpu_times()
     try:
         return (yield)
     finally:
         spans = request.node.stash.setdefault(_FIXTURE_USE, {})
-        spans[fixturedef.argname] = (before, other_work.read())
+        spans[fixturedef.argname] = (before, cpus.read_cpu_times())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,7 +95,7 @@ def pytest_runtest_makereport(
         assert module is not None
         of_fixtures = module.stash.get(_FIXTURE_USE, {})
         spans = [of_fixtures[name] for name in item.fixturenames if name in of_fixtures]
-        for before, now in [*spans, (item.stash[_USE], other_work.read())]:
+        for before, now in [*spans, (item.stash[_USE], cpus.read_cpu_times())]:
             if why := neighbours.busy_since(before, now):
                 report.outcome, report.wasxfail = "skipped", why
                 break

@@ -38,8 +38,7 @@ from unittest import mock
 import typer.main
 
 import testbed.__main__ as program
-from agents.imports import freeze, without_garbage_collection
-from agents.process import exit_now
+from agents.process import exit_now, freeze, without_garbage_collection
 from testbed.host import die_with_parent, run_module
 from testbed.plan.agent_configs import THREAD_VARIABLES
 
@@ -50,7 +49,7 @@ _MODULES = (
     "testbed.api.launching",
     "testbed.api.run_process",
     "testbed.api.running",
-    "testbed.broker.identity",
+    "testbed.broker.access",
     "testbed.fidelity.table",
     "testbed.host.forkserver",
     "testbed.relay.main",

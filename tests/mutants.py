@@ -86,26 +86,41 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
         "tests/agents/secure/test_*.py",
     ],
-    "agents/aggregator/run_phase.py": ["tests/agents/test_run_phase.py"],
-    "agents/aggregator/reports.py": [
+    "agents/aggregator/inputs.py": ["tests/agents/test_run_phase.py", BOOKS, RECORDS, VIRTUAL_RUN],
+    "agents/aggregator/clients.py": [
         "tests/agents/test_recovery.py tests/agents/test_own_vectors.py",
+        CORES,
+        RULES,
+        VIRTUAL,
         PROPERTIES,
+        FUZZ,
     ],
     **{
         f"agents/aggregator/{name}.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN]
-        for name in ("inputs", "recording", "settings", "snapshot", "storage")
+        for name in ("recording", "storage")
     },
     "agents/pipeline/*.py": [
         "tests/agents/test_byzantine.py tests/agents/test_compression.py",
         "tests/agents/test_differential.py",
     ],
-    "agents/aggregator/losses.py": ["tests/agents/secure/test_*.py"],
+    "agents/aggregator/dispatches.py": [
+        "tests/agents/secure/test_*.py",
+        CORES,
+        RULES,
+        VIRTUAL,
+        PROPERTIES,
+        FUZZ,
+    ],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
-    "testbed/virtual/stacked_training.py": [VIRTUAL_TRAINING, OF_TORCH],
+    "testbed/virtual/stacked_training.py": [
+        VIRTUAL_TRAINING,
+        OF_TORCH,
+        "tests/testbed/test_virtual_pool.py",
+        VIRTUAL_RUN,
+    ],
     "testbed/virtual/layers.py": [VIRTUAL_LAYERS],
-    "testbed/virtual/pool.py": ["tests/testbed/test_virtual_pool.py", VIRTUAL_RUN],
     "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, OF_TORCH, VIRTUAL_RUN],
     "testbed/plan/costs.py": [VIRTUAL_PARTS, "tests/testbed/test_rounds.py"],
     "testbed/plan/rounds.py": ["tests/testbed/test_rounds.py"],
@@ -126,32 +141,32 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._epoch: Nanoseconds = 1",
     ): "`Started`, the first input that counts, sets it",
     (
-        "agents/aggregator/evaluations.py",
+        "agents/aggregator/progress.py",
         "self._newest = -1",
         "self._newest = -2",
     ): "no version has either number",
     (
-        "agents/aggregator/losses.py",
+        "agents/aggregator/dispatches.py",
         "self._announced[client] = {one: first for one, first in told if not 0 < first <= number}",
         "self._announced[client] = {one: first for one, first in told if not 1 < first <= number}",
     ): "dispatch 1 tells of no loss: nothing was sent before it",
     (
-        "agents/aggregator/validation.py",
+        "agents/aggregator/intake.py",
         "_MAX_LOSS = 3.5e38",
         "_MAX_LOSS = 3.5e+38",
     ): "1 more is the same float",
     (
-        "agents/aggregator/validation.py",
+        "agents/aggregator/intake.py",
         "if _MAX_LOSS < abs(message.loss) < math.inf:",
         "if _MAX_LOSS <= abs(message.loss) < math.inf:",
     ): "no float32 is that large",
     (
-        "agents/aggregator/validation.py",
+        "agents/aggregator/intake.py",
         "share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w",
         "share, w = (self._settings.bounds.norm or 1.0) / length, self._server.w",
     ): "it is called with a bound only",
     (
-        "agents/aggregator/timers.py",
+        "agents/aggregator/progress.py",
         '_ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}',
         '_ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 4}',
     ): "the end comes last with either number",

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import psutil
 
-from testbed.host import other_work
-from testbed.host.other_work import CpuReading
+from testbed.host import cpus
+from testbed.host.cpus import CpuReading
 
 BUSY_CORES = 0.1
 """Cores that others may use during a measurement."""
@@ -20,8 +20,8 @@ _NAMED = 3
 
 def busy_since(before: CpuReading, now: CpuReading | None = None) -> str | None:
     """Return who used the host since `before`, and how much; None if it was at most `BUSY_CORES`."""
-    now = now or other_work.read()
-    used = other_work.used_between(before, now, _is_of_tests(now))
+    now = now or cpus.read_cpu_times()
+    used = cpus.used_between(before, now, _is_of_tests(now))
     total, seconds = math.fsum(used.values()), now.at - before.at
     if total <= BUSY_CORES * seconds:
         return None
@@ -31,7 +31,7 @@ def busy_since(before: CpuReading, now: CpuReading | None = None) -> str | None:
 
 def _is_of_tests(now: CpuReading) -> Callable[[int], bool]:
     """Return the function that says whether the tests started a process, or an engine did for them."""
-    is_of_run = other_work.is_of_run(now, _CONTAINERS)
+    is_of_run = cpus.is_of_run(now, _CONTAINERS)
 
     def is_own(pid: int) -> bool:
         with suppress(psutil.Error):  # it has ended, or belongs to another user

@@ -23,8 +23,8 @@ import yaml
 from agents import events
 from analysis import manifest as manifests
 from testbed.api.outputs import OUTPUTS, schema
-from testbed.host import cgroups
-from testbed.runtimes.docker.containers import RUN_LABEL
+from testbed.host import kernel
+from testbed.runtimes.docker.specifications import RUN_LABEL
 from testbed.runtimes.process import runtime
 from tests import forked
 
@@ -194,7 +194,7 @@ def left_in_docker(engine: docker.DockerClient, run: str) -> list[str]:
     filters = {"label": f"{RUN_LABEL}={run}"}
     containers = engine.api.containers(all=True, filters=filters)
     networks = engine.api.networks(filters=filters)
-    groups = sorted({folder.name for folder in cgroups.folders(run)})
+    groups = sorted({folder.name for folder in kernel.cgroup_folders(run)})
     return [c["Names"][0] for c in containers] + [n["Name"] for n in networks] + groups
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from analysis.charts import time_shares
+from analysis.charts import chart
 from analysis.charts.lanes import lanes as lanes_chart
 from analysis.load import Run, load
 from testbed import simulate
@@ -166,7 +166,7 @@ def short_intervals_are_shares_of_time(page: Browser, run: Run) -> None:
     step = max(end - begin for begin, end in zip(bars("begin"), bars("end"), strict=True))
     spans = lanes_chart([run]).layers[0].columns
     fast = {name: column[spans["y"] == 0] for name, column in spans.items()}
-    expected = time_shares.shares(fast, step)
+    expected = chart.shares_of_time(fast, step)
     for name in ("y", "height", "begin", "end", "color"):
         assert bars(name)[:-2] == pytest.approx(expected[name].tolist())
     assert {*bars("device")} == {"fast"}

@@ -19,7 +19,7 @@ import testbed
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.sweeps import SweepFile
-from testbed.topology import machines, profiles, validation_errors, yamlfile
+from testbed.topology import profiles, validation_errors, yamlfile
 from testbed.topology.devices import DeviceGroup
 from tests import browser, documents
 from tests.conftest import unavailable
@@ -111,7 +111,7 @@ def check_yaml(text: str) -> None:
     if "topology" in data:
         validation_errors.validate(SweepFile, yamlfile.parse(text))
     elif "nodes" in data:
-        machines.parse(text)
+        profiles.parse_machines(text)
     elif isinstance(fleet := data.get("devices"), dict) and {"from_run", "from_log"} & fleet.keys():
         DeviceGroup.model_validate({"name": "recorded", **fleet})  # the record is not here
     elif data.keys() <= {"devices", "links"} and isinstance(data.get("devices", {}), dict):

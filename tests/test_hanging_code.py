@@ -87,7 +87,7 @@ class First(ClientSelection):
 
 
 QUICK = """
-from agents import watchdog
+from agents import disturbances as watchdog
 from agents.{agent} import main
 
 watchdog.PATIENCE_SECONDS = main.PATIENCE_SECONDS = main._EVALUATION_SECONDS = 0.3

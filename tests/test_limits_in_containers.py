@@ -8,7 +8,7 @@ import docker
 import pytest
 
 from agents import events
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL
 from tests.running import Finished, interrupt, left_in_docker, started, until_printed, write_topology
 from tests.waiting import eventually
 

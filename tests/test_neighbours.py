@@ -9,8 +9,8 @@ import sys
 import psutil
 import pytest
 
-from testbed.host import other_work
-from testbed.host.other_work import CpuReading, ProcessTime
+from testbed.host import cpus
+from testbed.host.cpus import CpuReading, ProcessTime
 from tests import neighbours
 from tests.waiting import eventually
 
@@ -18,7 +18,7 @@ SPIN = "while True: pass"
 
 
 def test_busy_loop_of_somebody_else_is_named() -> None:
-    before = other_work.read()
+    before = cpus.read_cpu_times()
     unset = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     strangers = [
         "setsid",
@@ -40,7 +40,7 @@ def test_busy_loop_of_somebody_else_is_named() -> None:
 
 
 def test_work_of_the_tests_is_no_neighbour() -> None:
-    before = other_work.read()
+    before = cpus.read_cpu_times()
     with subprocess.Popen([sys.executable, "-c", SPIN]) as loop:
         try:
             eventually(lambda: psutil.Process(loop.pid).cpu_times().user > 0)

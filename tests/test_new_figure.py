@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 import testbed as product
 from agents import events
 from analysis.figures import FIGURES, DeviceFigure, Together
-from testbed.dashboard import device_table
-from testbed.dashboard.board import Board
+from testbed.dashboard.board import Board, device_cells, group_rows
 from testbed.dashboard.feed import Feed
 from testbed.rundir.directory import RunDirectory
-from testbed.watching import overview, screen
+from testbed.watching import screen
 from testbed.watching.prometheus import RunCollector
+from testbed.watching.rows import read_overview
 
 SIZE = DeviceFigure(
     name="size",
@@ -43,7 +43,7 @@ TOPOLOGY = {
 def test_new_figure_appears_in_every_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FIGURES, SIZE.name, SIZE)
     directory = RunDirectory(product.simulate(TOPOLOGY, runs=tmp_path).path)
-    known = overview.read(directory)
+    known = read_overview(directory)
     assert known is not None
     shown = screen.Screen(known, known.tally())
     for record in events.read(directory.events):
@@ -58,6 +58,6 @@ def test_new_figure_appears_in_every_view(tmp_path: Path, monkeypatch: pytest.Mo
     assert f'testbed_update_size_bytes{{device="pi-2"}} {mean}' in generate_latest(registry).decode()
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
-    for rows in (board.tables[0].devices, device_table.groups(board.tables[0].devices)):
-        headings, cells = device_table.cells(rows)
+    for rows in (board.tables[0].devices, group_rows(board.tables[0].devices)):
+        headings, cells = device_cells(rows)
         assert cells[0][headings.index("size (B)")] == f"{mean:.0f}"

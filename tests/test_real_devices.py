@@ -24,8 +24,8 @@ import pytest
 from agents import events
 from agents.device import link as device_link
 from testbed import bundle
-from testbed.fidelity import repetition
-from testbed.runtimes.ssh import container_image
+from testbed.fidelity import host_load
+from testbed.runtimes.ssh import environment
 from testbed.runtimes.ssh.hosts import RealDevice
 from tests.chaos import Outboxes, unaccounted
 from tests.conftest import unavailable
@@ -373,7 +373,7 @@ def test_link_of_a_real_device_is_measured_again_on_a_busy_host(
         measure(device, is_shaped=is_shaped)
 
     monkeypatch.setattr(RealDevice, "measure", altered)
-    monkeypatch.setattr(repetition, "PAUSES", (0.5,))
+    monkeypatch.setattr(host_load, "PAUSES", (0.5,))
     done = testbed("up", file, "--runs", tmp_path / "runs")
     assert done.code == 0, done.out + done.err
     assert "Measuring 1 link again: the host is busy (others use " in done.out
@@ -514,7 +514,7 @@ def test_image_is_sent_to_an_engine_that_lacks_it(
 ) -> None:
     if shutil.which("podman") is None:
         unavailable("podman", "its program is not installed")
-    monkeypatch.setattr(container_image, "tag", lambda _: small_image)
+    monkeypatch.setattr(environment, "image_tag", lambda _: small_image)
     devices = [
         {"name": "near", "cpu": 0.3},
         {"name": "pi", "hosts": ["root@pi1"], "container": "podman"},

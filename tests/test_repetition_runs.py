@@ -17,8 +17,8 @@ from agents.device_actions import SetLink
 from agents.mqtt.topics import ROUTER
 from agents.mqtt.transport import Connection
 from agents.wire.messages import DeviceOrder
-from testbed.fidelity import repetition
-from testbed.fidelity.repetition import OtherWork
+from testbed.fidelity import host_load
+from testbed.fidelity.host_load import OtherWork
 from testbed.plan import PlannedDevice
 from testbed.run.controller import Controller
 from testbed.runtimes.process.runtime import ProcessRuntime
@@ -39,8 +39,8 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     wanted = property(lambda device: device.link)
     monkeypatch.setattr(PlannedDevice, "host_probed", wanted)
     monkeypatch.setattr(PlannedDevice, "host_link", property(lambda _: AccessLink(up=RATE // 2)))
-    monkeypatch.setattr(repetition, "PAUSES", (0.5, 0.5))
-    monkeypatch.setattr(repetition, "_NAMED", 50)
+    monkeypatch.setattr(host_load, "PAUSES", (0.5, 0.5))
+    monkeypatch.setattr(host_load, "_NAMED", 50)
     request.getfixturevalue("stranger")
     yield request.param
     if request.param == "docker":
@@ -136,7 +136,7 @@ def test_only_the_wrong_segment_is_measured_again(
     found = [["cell"]]
     monkeypatch.setattr("testbed.run.controller.wrong_segments", lambda _: found.pop() if found else [])
     monkeypatch.setattr(Controller, "_other_work", lambda _: [OtherWork("others are busy", True)])
-    monkeypatch.setattr(repetition, "PAUSES", (0.5,))
+    monkeypatch.setattr(host_load, "PAUSES", (0.5,))
     topology = write_topology(
         tmp_path,
         task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},

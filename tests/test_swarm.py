@@ -30,7 +30,7 @@ from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL, Container
+from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL, Container
 from testbed.runtimes.swarm import engine_proxies, removal, services
 from testbed.runtimes.swarm.node_services import NODE_AGENT
 from testbed.runtimes.swarm.runtime import launcher

@@ -18,7 +18,7 @@ import pytest
 from agents import events
 from agents.wire import payloads
 from testbed.host import kernel
-from testbed.runtimes.docker.containers import RUN_LABEL
+from testbed.runtimes.docker.specifications import RUN_LABEL
 from tests import attacks
 from tests.running import (
     Finished,

@@ -14,7 +14,7 @@ import pytest
 
 import testbed as api
 from testbed import images
-from testbed.broker import programs
+from testbed.broker import configuration
 from tests.running import Finished, write_small_topology
 
 pytestmark = pytest.mark.hosts
@@ -73,10 +73,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "all-else.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    if programs.AMQTT_FOLDER.is_dir():  # the broker of a host without Mosquitto
-        place = environment / programs.AMQTT_FOLDER.relative_to(sys.prefix)
+    if configuration.AMQTT_FOLDER.is_dir():  # the broker of a host without Mosquitto
+        place = environment / configuration.AMQTT_FOLDER.relative_to(sys.prefix)
         place.parent.mkdir(parents=True)
-        place.symlink_to(programs.AMQTT_FOLDER)
+        place.symlink_to(configuration.AMQTT_FOLDER)
     for place in (packages, work):
         (place / "agents").mkdir(parents=True)
         (place / "agents" / "__init__.py").write_text(FOREIGN)

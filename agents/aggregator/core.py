@@ -2,10 +2,8 @@
 
 The core decides which clients are present and which updates are valid, checks the stop conditions, and
 requests evaluations. The rule decides how updates are aggregated, and when a client gets a model.
-`run_phase` defines which inputs are allowed in each phase of a run. The state of the core has several
-parts. Each part has its own module, without I/O or clock: `membership`, `reports`, `sending` (with
-`dispatches` and `outgoing`), `intake` (with `validation`), `versions` (with `arrivals`), `losses`,
-`evaluations`, `ending`, `timers`, `progress`.
+`inputs` defines which inputs are allowed in each phase of a run. The state of the core has several
+parts, without I/O or clock, in four modules: `clients`, `dispatches`, `intake` and `progress`.
 
 A shell passes every input to `handle`, and carries out all actions of one input before it passes the
 next. The shell passes `TimersDue` at the time `next_timer`. If the core has requested `EndInstant`, the
@@ -42,23 +40,25 @@ from agents.aggregator.actions import (
     Save,
     StopClients,
 )
+from agents.aggregator.clients import Membership, MembershipChange, Reports, Sending, unfinished
 from agents.aggregator.dispatches import Dispatched
-from agents.aggregator.ending import GRACE_S, End, Ending
-from agents.aggregator.evaluations import Evaluations
+from agents.aggregator.inputs import REACTIONS, IllegalInputError, Reaction, RunPhase, Settings
 from agents.aggregator.intake import Intake
-from agents.aggregator.membership import Membership, MembershipChange
-from agents.aggregator.progress import NOTHING_ARRIVED, RunProgress
-from agents.aggregator.reports import Reports
-from agents.aggregator.run_phase import REACTIONS, IllegalInputError, Reaction, RunPhase
-from agents.aggregator.sending import Sending, unfinished
-from agents.aggregator.settings import Settings
-from agents.aggregator.timers import Timer, Timers
-from agents.aggregator.versions import Versions
+from agents.aggregator.progress import (
+    GRACE_S,
+    NOTHING_ARRIVED,
+    End,
+    Ending,
+    Evaluations,
+    RunProgress,
+    Timer,
+    Timers,
+    Versions,
+)
 from agents.checks import DeclarationError
 from agents.config import Named
-from agents.models import buffers
-from agents.models.buffers import Buffers
-from agents.models.vectors import Vector, unfit
+from agents.models import vectors
+from agents.models.vectors import Buffers, Vector, unfit
 from agents.pipeline import ServerSteps
 from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpened
 from agents.rules import RULES
@@ -89,7 +89,7 @@ class Setup:
     selection: Named | None = None
     """Selection of the clients that train next; None if the rule draws by itself."""
 
-    def core(self, w: Vector, model_buffers: Buffers = buffers.NONE) -> tuple[AggregatorCore, Server]:
+    def core(self, w: Vector, model_buffers: Buffers = vectors.NONE) -> tuple[AggregatorCore, Server]:
         """Build a core and its server. `w`: parameters of the first model, shape (d,), changed in place.
         `model_buffers`: buffers of the first model."""
         rule = user_code.build(self.rule, RULES, Rule)

@@ -1,14 +1,24 @@
-"""Models sent to clients, and which are unanswered. No I/O and no clock."""
+"""Models sent to clients, and the updates that answer them, until these are applied or lost. No I/O and
+no clock."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from typing import Any
 
-from agents.timing.nanoseconds import Nanoseconds
+from agents import events
+from agents.aggregator.actions import Log
+from agents.aggregator.inputs import UpdateArrived
+from agents.models import vectors
+from agents.models.vectors import Buffers
+from agents.rules.interface import Contribution
+from agents.timing.nanoseconds import Nanoseconds, to_seconds
+from agents.wire.payloads import plain_size
 
 _REMEMBERED = 64
 """A client's latest answers that are remembered, to detect duplicates. It has fewer in flight."""
@@ -150,3 +160,138 @@ class Dispatches:
     def restart(self, client: str) -> None:
         """The client's process has restarted: it answers no earlier dispatch."""
         self._answered[client] = self._count
+
+
+# Updates that were passed to the rule and are not applied yet, with their records.
+#
+# The updates' vectors are not kept, so a rule with a running sum needs memory for only one model.
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    record: partial[events.UpdateApplied]
+    """Record of the update, without the fields that are known only when the update is applied."""
+    buffers: Buffers
+
+
+class Arrivals:
+    """Updates that wait to be applied, by client and dispatch, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], _Arrival] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(self._waiting)
+
+    def add(
+        self,
+        event: UpdateArrived,
+        dispatch: Dispatched,
+        epoch: Nanoseconds,
+        parameters: int,
+        facts: Mapping[str, Any],
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        """`epoch`: time of the client's clock at device time 0; `parameters`: of the model; `facts`:
+        further fields of the record; `sizes`: elements of each of the rule's own vectors."""
+        message, before = event.message, event.size
+        if message.encoded is not None:
+            before = plain_size(message, parameters, sizes)
+        record = partial(
+            events.UpdateApplied,
+            client=event.sender,
+            sequence=message.sequence,
+            kind=message.kind,
+            base_version=message.base_version,
+            samples=message.samples,
+            steps=message.steps,
+            loss=message.loss,
+            bytes=event.size,
+            bytes_before=float(before),
+            dispatched=to_seconds(dispatch.at),
+            downloaded=to_seconds(message.downloaded - epoch),
+            train_start=to_seconds(message.train_start - epoch),
+            train_end=to_seconds(message.train_end - epoch),
+            sent=to_seconds(message.sent - epoch),
+            arrived=to_seconds(event.arrived),
+            dispatch=message.dispatch,
+            **facts,
+        )
+        self._waiting[event.sender, message.dispatch] = _Arrival(record, message.buffers)
+
+    def dispatches_of(self, client: str) -> tuple[int, ...]:
+        return tuple(dispatch for sender, dispatch in self._waiting if sender == client)
+
+    def averaged_buffers(
+        self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
+    ) -> Buffers:
+        """Weighted mean of the updates' buffers. `contributions` must not be empty. If `shares`, the
+        weights are shares in a mean of models, and the `old` buffers have the remaining share."""
+        weights = {(used.client, used.dispatch): used.weight for used in contributions}
+        arrived = [key for key in self._waiting if key in weights]
+        used = [(weights[key], self._waiting[key].buffers) for key in arrived]
+        return vectors.averaged(old, used, shares=shares)
+
+    def apply(self, used: Contribution, version: int, at: Nanoseconds) -> Log:
+        """Remove an applied update; return its record."""
+        record = self._waiting.pop((used.client, used.dispatch)).record(
+            applied_version=version,
+            staleness=version - 1 - used.base_version,
+            weight=used.weight,
+            applied=to_seconds(at),
+        )
+        return Log(record)
+
+    def drop(self, client: str, dispatch: int, at: Nanoseconds) -> Log:
+        """Remove an update that will not be applied; return its record."""
+        return _unapplied(self._waiting.pop((client, dispatch)), at)
+
+    def unapplied_records(self, at: Nanoseconds) -> list[Log]:
+        """Updates that still wait when the run ends at `at`."""
+        return [_unapplied(arrival, at) for arrival in self._waiting.values()]
+
+
+def _unapplied(arrival: _Arrival, at: Nanoseconds) -> Log:
+    known = arrival.record.keywords
+    return Log(
+        events.RoundUnfinished(
+            at=to_seconds(at),
+            client=known["client"],
+            base_version=known["base_version"],
+            dispatched=known["dispatched"],
+            until=known["arrived"],
+            dispatch=known["dispatch"],
+        )
+    )
+
+
+class Losses:
+    """Lost updates of clients that remember which of theirs were applied. Every dispatch to a client
+    lists them, until it has answered one that does."""
+
+    def __init__(self) -> None:
+        self._announced: dict[str, dict[int, int]] = {}
+        """By client: dispatch that the lost update answered -> first dispatch that listed the loss; 0 if
+        there was none."""
+
+    def add(self, client: str, dispatch: int) -> None:
+        self._announced.setdefault(client, {})[dispatch] = 0
+
+    def announce(self, client: str, number: int) -> tuple[int, ...]:
+        """Return the dispatches whose answers were lost, which dispatch `number` will list."""
+        told = self._announced.get(client, {})
+        for dispatch, first in told.items():
+            told[dispatch] = first or number
+        return tuple(told)
+
+    def confirm(self, client: str, number: int) -> None:
+        """The client has answered dispatch `number`: losses that it listed are known."""
+        if client in self._announced:
+            told = self._announced[client].items()
+            self._announced[client] = {one: first for one, first in told if not 0 < first <= number}
+
+    def forget(self, client: str) -> None:
+        self._announced.pop(client, None)

@@ -17,14 +17,13 @@ from pathlib import Path
 
 from agents import events
 from agents.aggregator import actions as act
-from agents.aggregator import inputs, recording, snapshot, storage
+from agents.aggregator import inputs, recording, storage
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import Cut, Extent, Recording, RecordingError
-from agents.aggregator.snapshot import SnapshotError
+from agents.aggregator.storage import SnapshotError
 from agents.config import LOGGED, Durability
 from agents.disk import files
-from agents.models.buffers import NONE, Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import NONE, Buffers, Vector
 from agents.rules.interface import Server
 from agents.texts import quantity
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
@@ -235,7 +234,7 @@ class DurableCore:
         """Restore the state after the last input on the disk. All files are verified before any is
         changed."""
         with self._report_damage():
-            state: DurableState = snapshot.load(self._checkpoint)
+            state: DurableState = storage.load_snapshot(self._checkpoint)
         if (state.run, state.schema) != (self._run, self._schema):
             other = "run" if state.run != self._run else "model: the task's parameters have changed"
             raise SnapshotError(f"{self._checkpoint} belongs to another {other}")
@@ -316,7 +315,7 @@ class DurableCore:
     def _list_intact_files(self) -> str:
         whole = []
         with suppress(SnapshotError, OSError):
-            state: DurableState = snapshot.load(self._checkpoint)
+            state: DurableState = storage.load_snapshot(self._checkpoint)
             entries = quantity(state.entries, "entry", "entries")
             whole.append(f"{self._checkpoint.name} ({entries} of the run, {to_seconds(state.at):.1f} s)")
             self._open_journal(state).abandon()
@@ -348,7 +347,7 @@ class DurableCore:
             self._log.sync()
         self._journal.sync()
         self._state.journal, self._state.journal_sum = self._journal.size(), self._journal.sum()
-        self._size = snapshot.save(self._state, self._checkpoint)
+        self._size = storage.save_snapshot(self._state, self._checkpoint)
         self._remove_evaluated(len(self._evaluated))
         if self._log is not None and not self._records:
             self._log.cut()

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from agents.aggregator.evaluation_parts import NO_PARTS, Part, Parts
 from agents.aggregator.inputs import EvaluationDone, PartEvaluated
 from agents.config import FROM_TASK, InitialModel
-from agents.models import generators
-from agents.models.buffers import NONE, Buffers
+from agents.disturbances import Watchdog
+from agents.models import flat
 from agents.models.flat import FlatModule, build
-from agents.models.vectors import Vector
-from agents.shards import Shard
+from agents.models.vectors import NONE, Buffers, Vector
+from agents.shards import NO_PARTS, Part, Parts, Shard
 from agents.tasks.interface import Task, calls_correct
 from agents.timing.nanoseconds import Nanoseconds
-from agents.watchdog import Watchdog
 
 _BATCH = 500
 _TRIED = 2
@@ -113,15 +111,17 @@ class Evaluator:
 
     def _draws_random_numbers(self) -> bool:
         x, y = (part[:_TRIED] for part in self._test_set)
-        with generators.unchanged(), torch.no_grad():
-            before = generators.states()
+        with flat.unchanged_generators(), torch.no_grad():
+            before = flat.generator_states()
             with suppress(Exception):  # the first evaluation raises it
                 self._task.loss(self._flat.module(x), y)
-            return generators.states() != before
+            return flat.generator_states() != before
 
     def evaluate(self, version: int, w: Vector, buffers: Buffers = NONE) -> Evaluation:
         if self.draws:
-            generators.seed(version)  # so that its result does not depend on what was evaluated before
+            flat.seed_generators(
+                version
+            )  # so that its result does not depend on what was evaluated before
         if self._watchdog is not None:
             self._watchdog.begin()
         try:

@@ -1,17 +1,75 @@
-"""Inputs of the aggregator's core. Recordings contain the names and fields of these classes.
+"""Settings and inputs of the aggregator's core, and which input it accepts in which phase of the run.
 
-`at` is the device time in nanoseconds since the start of the run clock, as measured by the shell.
+Recordings contain the names and fields of the inputs' classes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
 from typing import ClassVar, get_args
 
 from agents import events
-from agents.pipeline.secure.field import Words
+from agents.config import Named, StopConditions, UpdateBounds
+from agents.pipeline.secure.arithmetic import Words
+from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import UpdateMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastEvaluation:
+    """How long a finished run waits for its last evaluation."""
+
+    timeout: float | None = 30.0
+    """Host seconds; None without a limit."""
+    dilation: float = 1.0
+    """Host seconds per second of device time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    run: str
+    schema: str
+    """Hash that the model's schema and each update must have."""
+    side: ClientSide
+    importance: Mapping[str, float]
+    """p_i of every client that trains, in device order."""
+    idle: Sequence[str] = ()
+    """Clients without a mini-batch. Their presence is recorded, but the rule does not know them."""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    """Training samples that a client's updates must state, because a rule may use them as a weight. A
+    client without an entry may state any number."""
+    stop: StopConditions
+    evaluate_every: Nanoseconds
+    """Device time."""
+    checkpoint_every: Nanoseconds | None = None
+    """Device time; None if only the first and the last model are saved."""
+    keeps_models: bool = False
+    """Sent models are kept, because updates are encoded as differences to them."""
+    bounds: UpdateBounds = field(default_factory=UpdateBounds)
+    steps: Sequence[Named] = field(default_factory=list)
+    """Clients' update pipelines, in the order of `agents.pipeline.STEPS`, at most one of each kind."""
+    silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
+    """Time to answer a request for a report, after which the client counts as absent. Default: when the
+    broker disconnects a silent client."""
+    patience: Mapping[str, float] = field(default_factory=dict)
+    """Nanoseconds for which a client may be silent even if its rounds so far were shorter; infinite if
+    they vary at random with an unknown mean. Clients whose time the plan does not know have no entry."""
+    clock_errors: Mapping[str, Nanoseconds] = field(default_factory=dict)
+    """Maximum error of the times of clients on another clock than the aggregator's."""
+    patient: bool = False
+    """The run continues while no client is left."""
+    evaluate_after: bool = False
+    """Models are evaluated only after the run, and no evaluation is skipped."""
+    last_evaluation: LastEvaluation | None = None
+    """None if evaluations take no time."""
+
+
+# Inputs of the aggregator's core. Recordings contain the names and fields of these classes.
+#
+# `at` is the device time in nanoseconds since the start of the run clock, as measured by the shell.
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +249,63 @@ Input = (
     | Written
 )
 INPUTS: dict[str, type[Input]] = {kind.__name__: kind for kind in get_args(Input)}
+
+
+class RunPhase(IntEnum):
+    """The value of a phase is its column in `REACTIONS`."""
+
+    WAITING = 0
+    """The run clock has not started; clients report that they are ready."""
+    RUNNING = 1
+    SUSPENDED = 2
+    """All processes were started again, and the run clock stands still until `Started`. Updates that
+    clients have kept are accepted."""
+    ENDED = 3
+    """No models are sent and no versions are made. The last evaluation is not done yet."""
+    FINISHED = 4
+    """All records are written. A run that ended early can be resumed by `Suspended`."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __reduce_ex__(self, protocol: object) -> tuple[type[RunPhase], tuple[int]]:
+        """Pickle the phase by its number. By default, Python 3.11.2 would add a reference to `getattr`,
+        which checkpoints must not contain."""
+        return RunPhase, (self.value,)
+
+
+class Reaction(Enum):
+    HANDLED = "handled"
+    IGNORED = "ignored"
+    """Messages or other processes can cause this input; it has no effect."""
+    ILLEGAL = "illegal"
+    """Only a defect of the program can cause this input."""
+
+
+_H, _I, _X = Reaction.HANDLED, Reaction.IGNORED, Reaction.ILLEGAL
+REACTIONS: Mapping[type[Input], tuple[Reaction, ...]] = {
+    # In phase:            WAITING RUNNING SUSPENDED ENDED FINISHED
+    Started:        (_H,    _X,     _H,       _I,   _I),
+    Suspended:      (_H,    _H,     _H,       _H,   _H),
+    StatusChanged:  (_H,    _H,     _H,       _H,   _I),
+    UpdateArrived:  (_I,    _H,     _H,       _H,   _I),
+    Unreadable:     (_I,    _H,     _H,       _I,   _I),
+    SharesSummed:   (_I,    _H,     _H,       _I,   _I),
+    Reported:       (_I,    _H,     _I,       _I,   _I),
+    Reconnected:    (_I,    _H,     _I,       _I,   _I),
+    Restarted:      (_I,    _H,     _I,       _I,   _I),
+    Stalled:        (_X,    _H,     _X,       _X,   _X),
+    PartEvaluated:  (_X,    _H,     _H,       _H,   _I),
+    EvaluationDone: (_X,    _H,     _H,       _H,   _I),
+    TimersDue:      (_I,    _H,     _H,       _H,   _I),
+    InstantOver:    (_I,    _H,     _I,       _I,   _I),
+    EndRequested:   (_I,    _H,     _H,       _H,   _I),
+    Written:        (_H,    _H,     _H,       _H,   _H),
+}  # fmt: skip
+
+
+class IllegalInputError(RuntimeError):
+    """An input that is impossible in the phase of the run."""
+
+    def __init__(self, event: Input, phase: RunPhase) -> None:
+        super().__init__(f"{type(event).__name__} is impossible while the run is {phase}: {event}")

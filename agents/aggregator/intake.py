@@ -1,26 +1,192 @@
-"""Decision about each arriving update: to the rule, or rejected. No I/O and no clock."""
+"""Checks of arriving updates, and the decision to pass each to the rule or to reject it. No I/O and no
+clock."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
+
 from agents import events
 from agents.aggregator.actions import Acknowledge, Action, Log
+from agents.aggregator.clients import Sending, unfinished
 from agents.aggregator.dispatches import Dispatched, NoAnswer
-from agents.aggregator.ending import Ending
-from agents.aggregator.inputs import UpdateArrived
-from agents.aggregator.progress import RunProgress
-from agents.aggregator.sending import Sending, unfinished
-from agents.aggregator.settings import Settings
-from agents.aggregator.validation import MAX_COUNT, Validation, within_clock_error
-from agents.models.vectors import DIVERGED
+from agents.aggregator.inputs import Settings, UpdateArrived
+from agents.aggregator.progress import Ending, RunProgress
+from agents.models.vectors import DIVERGED, Vector, finite, norm, unfit
 from agents.mqtt.rate_limit import RateLimit
 from agents.pipeline import ServerSteps
-from agents.rules.client_half import sizes
+from agents.rules.client_half import sizes, unfit_vectors
 from agents.rules.interface import Kind, Server, Update, Vectors
 from agents.texts import make_printable
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
+from agents.wire.payloads import Encoded, UpdateMessage
+
+MAX_COUNT = 2**63 - 1
+"""Largest integer that the records' tables can hold."""
+_MAX_EFFECTIVE_STEPS = 1e12
+"""A rule multiplies vectors of norm up to 1.8e19 by an update's `effective_steps`; the limit keeps the
+model finite."""
+_MAX_LOSS = 3.5e38
+"""Largest finite loss. NaN means that there is none; infinity that it overflowed."""
+
+
+class Validation:
+    def __init__(self, settings: Settings, server: Server, steps: ServerSteps) -> None:
+        self._settings = settings
+        self._server = server
+        self._steps = steps
+        self._kinds = settings.side.kinds
+        self._own_sizes = sizes(settings.side.update_vectors, server.w.size)
+        """Elements of each vector that an update has for the rule."""
+        self._is_bounded = settings.bounds.staleness is not None or settings.bounds.over_norm == "drop"
+
+    def check(
+        self,
+        event: UpdateArrived,
+        dispatch: Dispatched,
+        base: Vector | None,
+        begin: Nanoseconds,
+        end: Nanoseconds,
+    ) -> UpdateMessage | str:
+        """Return the update with its decoded vector, or the reason to reject it. `base`: the dispatched
+        model, if a copy is kept. `begin`, `end`: client's clock when the model was sent and the update
+        arrived."""
+        message, settings = event.message, self._settings
+        if message.kind not in self._kinds:
+            return f"kind {message.kind}, expected {settings.side.kind}"
+        if message.schema != settings.schema:
+            return f"another model: schema {message.schema}, expected {settings.schema}"
+        expected, found = self._server.buffers, message.buffers
+        if found is not expected and (problem := expected.unfit(found)) is not None:
+            return problem
+        if message.base_version != dispatch.version:
+            return f"base version {message.base_version}, expected {dispatch.version}"
+        planned = settings.samples.get(event.sender, message.samples)
+        if message.samples != planned:
+            return f"{message.samples} samples, expected {planned} as in its shard"
+        problem = _impossible_field(message, begin, end)
+        if problem is None and self._is_bounded:
+            problem = self._too_stale(dispatch)
+        if problem is not None:
+            return problem
+        if message.vectors or self._own_sizes:
+            vectors = self._own_vectors(message)
+            if isinstance(vectors, str):
+                return vectors
+            message = replace(message, vectors=vectors)
+        if message.encoded is None:
+            if self._steps.plain_problem is not None:
+                return self._steps.plain_problem
+        else:
+            vector = self._steps.decode(event.sender, message, message.encoded, base)
+            if isinstance(vector, str):
+                return vector
+            message = replace(message, vector=vector)
+            if self._steps.sums is not None:
+                return message  # a masked update has no vector to check, and is kept from here on
+        problem = unfit(message.vector, self._server.w)
+        return problem or (self._is_bounded and self._too_long(message)) or message
+
+    def _own_vectors(self, message: UpdateMessage) -> Vectors | str:
+        """In the order in which the rule declares them, or the reason to reject the update."""
+        decoded: dict[str, Vector] = {}
+        for name, vector in message.vectors.items():
+            found: Vector | str = np.zeros(0, np.float32)  # a name that is not declared
+            if not isinstance(vector, Encoded):
+                found = vector
+            elif name in self._settings.side.compressed:
+                found = self._steps.decode_vector(vector, self._own_sizes[name])
+            elif name in self._own_sizes:
+                found = "encoded, but it is declared to be sent whole"
+            if isinstance(found, str):
+                return f"vector {name}: {found}"
+            decoded[name] = found
+        if (problem := unfit_vectors(decoded, self._own_sizes)) is not None:
+            return problem
+        for name, vector in decoded.items():
+            if not finite(vector):
+                return f"vector {name} is not finite, or its norm is above 1.8e19"
+        return {name: decoded[name] for name in self._own_sizes}
+
+    def _too_stale(self, dispatch: Dispatched) -> str | None:
+        bound, staleness = self._settings.bounds.staleness, self._server.version - dispatch.version
+        if bound is None or staleness <= bound:
+            return None
+        return f"staleness {staleness}, expected at most {bound}"
+
+    def _too_long(self, message: UpdateMessage) -> str | None:
+        """None within the bound, or if the update is clipped instead."""
+        bounds = self._settings.bounds
+        if bounds.over_norm != "drop" or (length := self.over_norm(message)) is None:
+            return None
+        return f"norm {length:g}, expected at most {bounds.norm:g}"
+
+    def over_norm(self, message: UpdateMessage) -> float | None:
+        """ℓ2 norm if it is above the bound, else None. For an update of kind `model` it is that of the
+        difference to the global model."""
+        bound = self._settings.bounds.norm
+        if bound is None:
+            return None
+        is_model = message.kind == "model"
+        length = norm(message.vector - self._server.w if is_model else message.vector)
+        return None if length <= bound else length
+
+    def clip(self, message: UpdateMessage, length: float) -> Vector:
+        """Scale the update to the bound, and return its vector, shape (d,). `length`: from `over_norm`.
+        For an update of kind `model`, the difference to the global model is scaled."""
+        share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
+        vector = message.vector.astype(w.dtype)
+        if message.kind != "model":
+            vector *= share
+            return vector
+        vector -= w
+        vector *= share
+        vector += w
+        return vector
+
+
+def within_clock_error(
+    message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds, error: Nanoseconds
+) -> UpdateMessage:
+    """Times before `begin` or after `end` by at most `error` are moved to them. All are on the client's
+    clock."""
+
+    def moved(at: Nanoseconds) -> Nanoseconds:
+        nearest = min(max(at, begin), end)
+        return nearest if abs(at - nearest) <= error else at
+
+    return replace(
+        message,
+        downloaded=moved(message.downloaded),
+        train_start=moved(message.train_start),
+        train_end=moved(message.train_end),
+        sent=moved(message.sent),
+    )
+
+
+def _impossible_field(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
+    """Rules divide by the fields or use them as weights, and the verdict on the run uses the times.
+    `begin`, `end`: the client's clock."""
+    if max(message.sequence, message.samples, message.steps) > MAX_COUNT:
+        return f"sequence, samples or steps are above {MAX_COUNT}"
+    trained = begin <= message.downloaded <= message.train_start <= message.train_end <= end
+    if not (
+        trained and begin <= message.sent <= end
+    ):  # `sent` may be before `train_end`, if an early pull was handled
+        return "times are not in order, or not between dispatch and arrival"
+    if message.samples < 1:
+        return f"{message.samples} samples, expected at least 1"
+    if message.steps < 0:  # 0 if a client was interrupted before its first step
+        return f"{message.steps} steps, expected at least 0"
+    if not 0 < message.effective_steps <= _MAX_EFFECTIVE_STEPS:
+        return f"{message.effective_steps:g} effective steps, expected above 0 and at most 1e12"
+    if _MAX_LOSS < abs(message.loss) < math.inf:
+        return f"loss {message.loss:g} is outside of the range of float32"
+    return None
+
 
 _NO_FACTS: dict[str, Any] = {}
 _STRAYS = 100, 10.0

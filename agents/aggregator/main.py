@@ -30,29 +30,26 @@ from agents.aggregator import inputs
 from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
-from agents.aggregator.evaluation_parts import Parts
-from agents.aggregator.flood_guard import FloodGuard
-from agents.aggregator.pending_messages import Message, PendingMessages
+from agents.aggregator.inputs import LastEvaluation, RunPhase, Settings
+from agents.aggregator.messages import FloodGuard, Message, PendingMessages
 from agents.aggregator.recording import RecordingError
-from agents.aggregator.run_phase import RunPhase
-from agents.aggregator.settings import LastEvaluation, Settings
-from agents.aggregator.snapshot import SnapshotError
+from agents.aggregator.storage import SnapshotError
 from agents.config import AggregatorConfig
 from agents.device_actions import Crash, Join, Restart, to_json
 from agents.disk import files
+from agents.disturbances import LATE_SECONDS, LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
 from agents.models.flat import first_model
 from agents.mqtt import topics
-from agents.mqtt.inbox import Inbox
-from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
+from agents.mqtt.transport import Connection, ConnectionFailedError, Inbox, ReceivedMessage
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.rules import RULES
 from agents.rules.client_half import elements
 from agents.rules.interface import Rule
+from agents.shards import Parts
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
-from agents.watchdog import LATE_SECONDS, LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
 from agents.wire import messages, payloads
 
 _CHECKPOINT_EVERY = 30 * SECOND

@@ -31,9 +31,9 @@ from typing import Any, BinaryIO
 from agents import config
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, UpdateArrived
-from agents.disk import checksum, files
-from agents.disk.appended import BLOCK, AppendedFile
-from agents.disk.checksum import PACKED, Checksum
+from agents.aggregator.storage import BLOCK, AppendedFile
+from agents.disk import files
+from agents.disk.files import PACKED, Checksum
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.wire import payloads
 
@@ -240,9 +240,9 @@ def _pieces(entries: Sequence[_Entry]) -> list[_Bytes]:
     pieces: list[_Bytes] = []
     for entry in entries:
         text, payload = entry.text, entry.payload
-        summed = checksum.checksum_of(text, payload)
+        summed = files.checksum_of(text, payload)
         head = _HEAD.pack(len(text), len(payload), entry.number, summed)
-        pieces += (head + PACKED.pack(checksum.checksum_of(head)), text, payload)
+        pieces += (head + PACKED.pack(files.checksum_of(head)), text, payload)
     return pieces
 
 
@@ -294,7 +294,7 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
             if count > 0 and head.number <= skip:
                 continue
             text, payload = file.read(head.text), file.read(head.payload)
-            if checksum.checksum_of(text, payload) != head.summed:
+            if files.checksum_of(text, payload) != head.summed:
                 if _is_end(file, head.at, head.number):
                     yield Torn(head.at)
                     return
@@ -356,7 +356,7 @@ def _is_end(file: BinaryIO, at: int, number: int) -> bool:
 def _is_head(packed: bytes) -> bool:
     return (
         len(packed) == _HEAD_BYTES
-        and checksum.checksum_of(packed[: _HEAD.size]) == PACKED.unpack(packed[_HEAD.size :])[0]
+        and files.checksum_of(packed[: _HEAD.size]) == PACKED.unpack(packed[_HEAD.size :])[0]
     )
 
 

@@ -21,8 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from agents.models.buffers import NONE, Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import NONE, Buffers, Vector
 from agents.pipeline.interface import ClientStep
 from agents.rules.client_half import (
     NO_TERMS,

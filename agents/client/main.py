@@ -19,24 +19,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents import config, process, shards, user_code
-from agents.client import accelerator, core, factory, memory_file, randomness
-from agents.client.outbox import Outbox, retry_while_disk_full
-from agents.client.pace import Pace, share_in
+from agents import config, process, random_generators, shards, user_code
+from agents.client import core, factory, files, resources
+from agents.client.files import Outbox, retry_while_disk_full
+from agents.client.resources import Pace, share_in
 from agents.config import FIT_KEEPALIVE, ClientConfig
 from agents.device.control_group import ControlGroup
-from agents.imports import without_garbage_collection, without_meta_kernels
+from agents.disturbances import LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
 from agents.mqtt import chunks, topics
-from agents.mqtt.inbox import take
-from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
+from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage, take
 from agents.pipeline.interface import Exchange, PeerError
+from agents.process import without_garbage_collection, without_meta_kernels
 from agents.rules.client_half import SavedVectors
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.texts import quantity
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from agents.watchdog import LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
 from agents.wire import messages, payloads
 
 if TYPE_CHECKING:
@@ -110,13 +109,13 @@ class ClientProcess:
         self._resend()  # before `joining`: updates of an earlier process still count
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        with user_code.exit_if_user_code_fails(cfg.task.name), accelerator.exit_when_out_of_memory(cfg):
+        with user_code.exit_if_user_code_fails(cfg.task.name), resources.exit_when_out_of_memory(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else _remembered(self._memory, self._name)
         self._begun = None if cfg.begun is None else Path(cfg.begun)
-        begun = 0 if self._begun is None else memory_file.count(self._begun)
+        begun = 0 if self._begun is None else files.read_count(self._begun)
         self._timing = factory.timing(self._setup, begun)
         self._publish_key()
         with user_code.exit_if_user_code_fails(self._setup.rule.name):
@@ -243,7 +242,7 @@ class ClientProcess:
                 case core.Think(duration):
                     self._thinking_until = self._clock.now() + duration
                 case core.Remember(known) if (path := self._memory) is not None:
-                    retry_while_disk_full(partial(memory_file.save, known, path), self._stopped.wait)
+                    retry_while_disk_full(partial(files.save_memory, known, path), self._stopped.wait)
                 case core.SendUpdate(_, message):
                     self._send(message())
 
@@ -268,14 +267,14 @@ class ClientProcess:
         self._cut = False
         self._timing.begin()
         if self._begun is not None:
-            retry_while_disk_full(partial(memory_file.count_one_more, self._begun), self._stopped.wait)
+            retry_while_disk_full(partial(files.count_one_more, self._begun), self._stopped.wait)
         self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin(self._busy_since)
         if self._exchange is not None:
             self._prepare(self._exchange, model.dispatch)
-        started, rng = self._clock.now(), factory.rng(self._setup, randomness.TRAINING, sequence)
+        started, rng = self._clock.now(), factory.rng(self._setup, random_generators.TRAINING, sequence)
         name = self._config.task.name
-        with user_code.exit_if_user_code_fails(name), accelerator.exit_when_out_of_memory(self._config):
+        with user_code.exit_if_user_code_fails(name), resources.exit_when_out_of_memory(self._config):
             if self._core.sends_gradients:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
@@ -344,7 +343,7 @@ class ClientProcess:
 
 def _remembered(path: Path, client: str) -> SavedVectors:
     try:
-        return memory_file.load(path)
+        return files.load_memory(path)
     except (OSError, ValueError, payloads.WireError) as error:
         sys.exit(f"client {client}: its saved vectors in {path} cannot be read: {error}")
 
@@ -365,7 +364,7 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
 
         if cfg.threads:
             torch.set_num_threads(cfg.threads)
-        accelerator.prepare(cfg)
+        resources.prepare_gpu(cfg)
         task = user_code.build(cfg.task, TASKS, Task)
         trainer = make_trainer(task, shard, cfg.setup.local, cfg.start, cfg.device)
         trainer.warm_up()

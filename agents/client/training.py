@@ -11,12 +11,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from agents.client.accelerator import keep_float32
+from agents.client.resources import keep_float32
 from agents.config import FROM_TASK, InitialModel, LocalTraining
-from agents.models import generators
-from agents.models.buffers import NONE, Buffers
+from agents.models import flat
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
-from agents.models.vectors import Vector, norm
+from agents.models.vectors import NONE, Buffers, Vector, norm
 from agents.rules.client_half import NO_TERMS, Terms, Vectors
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import FitClient, Task, mean_loss
@@ -146,7 +145,7 @@ class Trainer:
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
         # A child of `rng` seeds the model's own random draws (dropout), so `rng` itself does not change.
         seed = int(rng.spawn(1)[0].integers(2**63))
-        generators.seed(seed)
+        flat.seed_generators(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
         if self._start is not None:
@@ -239,7 +238,7 @@ class FitTrainer(Trainer):
     ) -> Result:
         if terms:
             raise NotImplementedError("a task with its own fit cannot add terms to the objective")
-        generators.seed(int(rng.spawn(1)[0].integers(2**32)))
+        flat.seed_generators(int(rng.spawn(1)[0].integers(2**32)))
         if self._start is not None:
             fill(self._start, start)
         self.flat.load(start, buffers)

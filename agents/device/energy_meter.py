@@ -9,13 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from agents.energy.account import EnergyAccount
-from agents.energy.amounts import (
-    femtojoules,
-    to_joules,
-    to_watts,
-)
-from agents.energy.settings import EnergyConfig
+from agents.energy import EnergyAccount, EnergyConfig, femtojoules, to_joules, to_watts
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire.messages import MAX_WATTS, EnergyFigures, EnergySample, EnergyStart
 

@@ -30,10 +30,9 @@ from typing_extensions import assert_never
 
 from agents import config
 from agents.config import BEGUN, AccessLink, DeviceConfig
-from agents.device import bound, link, resource_usage, turns
-from agents.device.container import DeviceContainer
+from agents.device import bound, control_group, link, turns
 from agents.device.energy_meter import CounterReading, EnergyMeter
-from agents.device.machine import DeviceMachine
+from agents.device.machine import DeviceContainer, DeviceMachine
 from agents.device.real_machine import RealMachine
 from agents.device_actions import (
     Charge,
@@ -54,7 +53,7 @@ from agents.device_actions import (
 )
 from agents.disk import files
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing
-from agents.mqtt import inbox, topics
+from agents.mqtt import topics, transport
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
@@ -195,11 +194,11 @@ class Init:
     def _probe(self, requested: AccessLink) -> None:
         """Measure the link beside the client, and publish the result. End the device if that fails."""
         # Imported here, because devices without a link do not need it.
-        from agents.device import link_probe
+        from agents.device import link_measurement
 
         try:
             cfg = self._config
-            found = link_probe.measure(requested, cfg.data_address, cfg.timeout_s)
+            found = link_measurement.measure(requested, cfg.data_address, cfg.timeout_s)
         except Exception as error:  # noqa: BLE001  # fail closed, in a thread: end the device
             self._log(f"the link cannot be measured: {error}")
             self._unmeasured = True
@@ -239,7 +238,7 @@ class Init:
         seen = {
             f"the client of {name} was stopped by a signal": client is not None
             and not self._paused
-            and resource_usage.is_stopped(client.pid),
+            and control_group.is_stopped(client.pid),
             **self._machine.faults(),
         }
         self._suspected = {
@@ -282,7 +281,7 @@ class Init:
                     due = max(due + self._config.telemetry_every, time.monotonic())
                 continue
             try:
-                self._carry_out(inbox.take(self._orders, wake - now))
+                self._carry_out(transport.take(self._orders, wake - now))
             except queue.Empty:
                 if time.monotonic() >= wake + STANDSTILL_SECONDS:
                     self._report(f"{self._machine.title} stood still", now)
@@ -293,7 +292,7 @@ class Init:
     def _count_energy(self, meter: EnergyMeter) -> None:
         """Read the counters. If the battery is empty, power off: kill the client as a crash does, and
         report it. If an empty battery is charged, report that."""
-        received, sent = resource_usage.traffic()
+        received, sent = control_group.traffic()
         cpu = self._machine.cpu_seconds() or 0.0
         was_starting, self._was_starting = self._was_starting, self._is_starting
         at = self._clock.now()

@@ -17,11 +17,10 @@ from typing import Any
 from msgspec import structs
 
 from agents.config import AccessLink
-from agents.device import resource_usage
+from agents.device import control_group
 from agents.device.control_group import ControlGroup
-from agents.device.link import LinkError
+from agents.device.link import LinkError, ShapedLink
 from agents.device.machine import DeviceMachine
-from agents.device.shaped_link import ShapedLink
 from agents.wire.messages import CgroupLimits, UsageSample
 
 
@@ -69,10 +68,10 @@ class RealMachine(DeviceMachine):
             self._link.read_queues()
 
     def sample(self, client: int | None, now: Callable[[], float]) -> UsageSample:
-        demand = {} if client is None else resource_usage.schedstat(client)
+        demand = {} if client is None else control_group.schedstat(client)
         group = self._group
-        used = {"cpu": self.cpu_seconds()} if group is None else resource_usage.cpu_use(group)
-        memory = resource_usage.resident_bytes(client)
+        used = {"cpu": self.cpu_seconds()} if group is None else control_group.cpu_use(group)
+        memory = control_group.resident_bytes(client)
         sample = UsageSample(device=self._device, at=now(), **used, **demand, memory=memory)
         return sample if self._link is None else structs.replace(sample, **self._link.uses())
 

@@ -1,5 +1,4 @@
-"""Atomic writing of files, so that a crash never leaves a partial one, and safe reading of files that
-may be damaged or come from untrusted sources."""
+"""Files: atomic writing, so that a crash never leaves a partial file, safe reading, and checksums."""
 
 from __future__ import annotations
 
@@ -10,13 +9,26 @@ import mmap
 import os
 import secrets
 import stat
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from agents.disk import checksum
-from agents.disk.checksum import PACKED, Checksum
+from xxhash import xxh3_64
+
+PACKED = struct.Struct("<Q")
+"""Format of a checksum in a file: 8 bytes, little-endian."""
+Checksum = xxh3_64
+"""`update` adds bytes, `intdigest` returns the checksum of all."""
+
+
+def checksum_of(*pieces: bytes | bytearray | memoryview) -> int:
+    found = Checksum()
+    for piece in pieces:
+        found.update(piece)
+    return found.intdigest()
+
 
 FULL_DISK = 4
 """Exit code of a process that could not write its files because of `NO_SPACE`."""
@@ -72,7 +84,7 @@ def without_checksum(data: bytes | mmap.mmap) -> memoryview:
     """Raises ValueError if the checksum is wrong."""
     view = memoryview(data)
     content, found = view[: -PACKED.size], view[-PACKED.size :]
-    if len(view) < PACKED.size or checksum.checksum_of(content) != PACKED.unpack(found)[0]:
+    if len(view) < PACKED.size or checksum_of(content) != PACKED.unpack(found)[0]:
         raise ValueError("its checksum is wrong: it is damaged or incomplete")
     return content
 

@@ -3,7 +3,7 @@
     python -m agents.links.probe_server COMMAND ...
 
 starts it on the container's address in a child process, and replaces itself by COMMAND. The packet
-trains (agents.links.packet_train) use UDP. A device first waits until a TCP connection to the server is
+trains (agents.links.packets) use UDP. A device first waits until a TCP connection to the server is
 accepted.
 """
 
@@ -14,16 +14,16 @@ import socket
 import socketserver
 import sys
 
-from agents.links import packet_train
+from agents.links import packets
 
-PORT = packet_train.PORT
+PORT = packets.PORT
 
 
 def main() -> None:
     address = socket.gethostbyname(socket.gethostname())
     listening = listen(address)
     if os.fork() == 0:
-        packet_train.listen(address)
+        packets.listen_for_trains(address)
         listening.serve_forever()
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
 

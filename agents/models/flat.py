@@ -1,4 +1,5 @@
-"""A torch module as flat vectors of its parameters and buffers, and a hash of their names and shapes."""
+"""Torch modules as flat vectors of their parameters and buffers, and the random generators that a
+model's code may draw from."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import hashlib
 import itertools
 import json
 import operator
+import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +19,42 @@ from safetensors.torch import load_file, save_file
 from torch.nn.parameter import is_lazy
 
 from agents.config import FROM_TASK, InitialModel
-from agents.models import generators
-from agents.models.buffers import NONE, Buffers
-from agents.models.vectors import Vector, finite
+from agents.models.vectors import NONE, Buffers, Vector, finite
 from agents.tasks.interface import Task
+
+_BITS = 32
+"""NumPy's global generator takes seeds of at most this length."""
+
+
+def seed_generators(value: int) -> None:
+    """Seed all global generators with `value`, from 0 to 2⁶³ − 1."""
+    torch.default_generator.manual_seed(value)
+    np.random.seed(value % (1 << _BITS))
+    random.seed(value)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Can be compared with ==."""
+    name, key, *rest = np.random.get_state(legacy=True)
+    return (
+        bytes(torch.get_rng_state().numpy()),
+        name,
+        np.asarray(key).tobytes(),
+        *rest,
+        random.getstate(),
+    )
+
+
+@contextmanager
+def unchanged_generators() -> Iterator[None]:
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
 
 _MAX_NAMED = 3
 """Buffers or parameters that an error names."""
@@ -53,7 +89,7 @@ def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]
     """float32 values in a message (with buffers), frozen parameters (which are not sent), buffer values
     in a message, and the names of all parameters. `frozen`: names or patterns. Raises ValueError if the
     module does not pass `check`."""
-    with generators.unchanged():
+    with unchanged_generators():
         module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
     count = sum(p.numel() for _, p in learned(module))
@@ -331,8 +367,8 @@ def schema_hash(module: torch.nn.Module) -> str:
 
 
 def first_module(task: Task, seed: int, start: InitialModel = FROM_TASK) -> torch.nn.Module:
-    with generators.unchanged():
-        generators.seed(seed)
+    with unchanged_generators():
+        seed_generators(seed)
         return build(task, start)
 
 

@@ -27,7 +27,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
 
 from agents.config import PROGRESS_BYTES
-from agents.links import packet_times
+from agents.links import packets
 from agents.mqtt import chunks
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -98,7 +98,7 @@ class StreamingClient(paho.Client):
     def moved(self) -> int:
         """Bytes that the other side has acknowledged or sent; 0 if the kernel does not report that."""
         sock = self._sock
-        return 0 if sock is None else packet_times.bytes_moved(cast(Any, sock))
+        return 0 if sock is None else packets.bytes_moved(cast(Any, sock))
 
     def _send_pingreq(self) -> MQTTErrorCode:
         self._moved = self.moved
@@ -132,9 +132,7 @@ class StreamingClient(paho.Client):
 
     def _packet_read(self) -> MQTTErrorCode:
         sock = self._sock
-        self._arrived_at = (
-            time.monotonic_ns() if sock is None else packet_times.arrival_time(cast(Any, sock))
-        )
+        self._arrived_at = time.monotonic_ns() if sock is None else packets.arrival_time(cast(Any, sock))
         code = super()._packet_read()
         packet = self._in_packet
         if code != MQTTErrorCode.MQTT_ERR_AGAIN or not self._is_large(packet["to_process"]):

@@ -1,21 +1,8 @@
-"""MQTT 3.1.1 by paho. Callbacks only pass messages on to a sink.
-
-Only this module and `agents.mqtt.streaming` import paho. This module works around these properties of
-paho:
-
-- `connect` blocks. If nothing listens at the address, it raises OSError, but a refused login is reported
-  by a callback. Here both raise ConnectionFailedError.
-- paho reconnects by itself but does not subscribe again. So `on_connect` subscribes, unless the broker
-  has kept the session. Then the client's status is published again, because the broker has published the
-  last will.
-- After a reconnect, paho sends unacknowledged messages again only when the broker has answered. New
-  messages could overtake these messages, so new messages are held until the broker has answered the
-  subscription. Recovery relies on this order (docs/concepts/recovery.md).
-- An exception in a callback would end paho's thread silently. So the callbacks raise no exceptions.
-"""
+"""MQTT 3.1.1 by paho, and the queue of received messages. Callbacks only pass messages on to a sink."""
 
 from __future__ import annotations
 
+import queue
 import socket
 import ssl
 import sys
@@ -25,17 +12,33 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import paho.mqtt.client as paho
 
 from agents.config import KEEPALIVE, BrokerAccess
-from agents.links import packet_times
+from agents.links import packets
 from agents.mqtt import chunks, streaming
 from agents.mqtt.chunks import Messages
 from agents.mqtt.retry import retry
 from agents.mqtt.topics import Topics
 from agents.timing.nanoseconds import Nanoseconds
+
+# MQTT 3.1.1 by paho. Callbacks only pass messages on to a sink.
+#
+# Only this module and `agents.mqtt.streaming` import paho. This module works around these properties of
+# paho:
+#
+# - `connect` blocks. If nothing listens at the address, it raises OSError, but a refused login is
+# reported
+#   by a callback. Here both raise ConnectionFailedError.
+# - paho reconnects by itself but does not subscribe again. So `on_connect` subscribes, unless the broker
+#   has kept the session. Then the client's status is published again, because the broker has published
+#   the last will.
+# - After a reconnect, paho sends unacknowledged messages again only when the broker has answered. New
+#   messages could overtake these messages, so new messages are held until the broker has answered the
+#   subscription. Recovery relies on this order (docs/concepts/recovery.md).
+# - An exception in a callback would end paho's thread silently. So the callbacks raise no exceptions.
 
 _MAX_IN_FLIGHT = 64
 """Messages that were sent to the broker and are not acknowledged yet."""
@@ -274,4 +277,74 @@ def _set_socket_options(_client: paho.Client, _data: Any, sock: Any) -> None:
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            packet_times.enable_timestamps(sock)
+            packets.enable_timestamps(sock)
+
+
+_OVERHEAD = 512
+"""Maximum memory of a message beside its payload, in bytes."""
+
+T = TypeVar("T")
+"""Items in the queue that are not messages."""
+
+
+def take(waiting: queue.SimpleQueue[T], timeout: float | None) -> T:
+    """Wait up to `timeout` seconds; None for any time. Raises queue.Empty.
+
+    Up to Python 3.12, `SimpleQueue.get` may wait for ever: if nobody waited when the last item was put,
+    and the thread loses its core at the begin of the call for longer than the timeout. Processes that
+    are throttled or stopped lose theirs all the time. A failed `get_nowait` prevents this.
+    """
+    with suppress(queue.Empty):
+        return waiting.get_nowait()
+    return waiting.get(timeout=timeout)
+
+
+class Inbox(Generic[T]):
+    """Between a connection's thread and the thread that handles messages. While the queue is full
+    (`most` bytes), nothing is read from the connection: messages wait at the broker, which also limits
+    their number."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._queue: queue.SimpleQueue[ReceivedMessage | T] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._waiting = 0
+        """Bytes of the waiting messages."""
+        self._bounded, self._closed = False, False
+
+    def receive(self, message: ReceivedMessage) -> None:
+        """Sink of a connection: wait while the queue is full, but not before the first `drain`, when the
+        connection is still being opened, and the broker's answer may come after other messages."""
+        with self._room:
+            self._room.wait_for(lambda: self._waiting < self._most or not self._bounded)
+            self._waiting += _size(message)
+        if not self._closed:
+            self._queue.put(message)
+
+    def put(self, thing: T) -> None:
+        """Add an item that is not a message, without waiting. May be called from a signal handler."""
+        self._queue.put(thing)
+
+    def drain(self, timeout: float) -> list[ReceivedMessage | T]:
+        """All items; wait up to `timeout` seconds for one. Those that arrive during the call may stay in
+        the queue."""
+        self._bounded = not self._closed
+        try:
+            taken = [take(self._queue, timeout)]
+        except queue.Empty:
+            return []
+        taken += [self._queue.get() for _ in range(self._queue.qsize())]
+        with self._room:
+            self._waiting -= sum(_size(each) for each in taken if isinstance(each, ReceivedMessage))
+            self._room.notify()
+        return taken
+
+    def close(self) -> None:
+        """Discard further messages, so that the connection can be closed properly."""
+        with self._room:
+            self._bounded, self._closed = False, True
+            self._room.notify()
+
+
+def _size(message: ReceivedMessage) -> int:
+    return _OVERHEAD + len(message.payload)

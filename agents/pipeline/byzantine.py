@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
-from agents.client.randomness import ATTACKING
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ClientContext, ClientStep, UpdateStep
+from agents.random_generators import ATTACKING
 
 
 class Attack(Protocol):

@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents.client.randomness import NOISE
 from agents.config import Positive
 from agents.models.vectors import Vector, add_scaled, norm
 from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, UpdateStep
+from agents.random_generators import NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class ClientContext:
     """d, number of the model's parameters."""
     rng: Callable[..., np.random.Generator]
     """Function that returns one of the client's random generators. Its arguments are a purpose (a
-    constant of `agents.client.randomness`) and a number, such as the number of an update."""
+    constant of `agents.random_generators`) and a number, such as the number of an update."""
     simulated: bool = False
     """Whether the client runs in virtual time, where no secrets are needed."""
 
@@ -169,7 +169,7 @@ NO_EXCHANGE = ExchangeCost()
 
 class ServerStep:
     """Server half of a step; one object per run. It is part of the core's state, which is saved in
-    checkpoints (`agents.aggregator.snapshot`)."""
+    checkpoints (`agents.aggregator.storage`)."""
 
     def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None

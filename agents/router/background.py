@@ -31,9 +31,9 @@ from functools import partial
 import msgspec
 
 from agents.config import Background, Way
-from agents.device.backlog import PACKET
+from agents.device.link_measurement import PACKET
 from agents.links import background
-from agents.links.traffic_schedule import RateSchedule, TransferSchedule, schedule
+from agents.links.background import RateSchedule, TransferSchedule, schedule
 from agents.router.segments import INTERFACES, frame, packet_socket
 
 SINK = ("198.18.255.253", 9)

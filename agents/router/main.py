@@ -28,9 +28,8 @@ from typing import Any
 
 from agents import config, disturbances
 from agents.config import RouterConfig
-from agents.device.delayline import DelayServer, Impairment
+from agents.device.delayline import DelayServer, Impairment, QueueError
 from agents.device.link import LinkError, interface_towards, run
-from agents.device.nfqueue import QueueError
 from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
 from agents.mqtt import topics
 from agents.mqtt.retry import retry

@@ -15,8 +15,8 @@ merged (GSO), because a packet of 64 KiB would hold up the others.
 A packet that a process of the router sends on the IFB itself passes the classes and is then dropped by
 the kernel. Thus the rates are measured without any device, and background traffic needs no receiver.
 
-The devices measure their own links (`agents.device.link_probe`). Until the run clock starts, the packets
-of these measurements do not enter the classes, so that all devices can measure at the same time.
+The devices measure their own links (`agents.device.link_measurement`). Until the run clock starts, the
+packets of these measurements do not enter the classes, so that all devices can measure at the same time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from functools import partial
 from typing import Literal
 
 from agents.config import Segment, Way, path_of
-from agents.device.backlog import PACKET
 from agents.device.link import LIFTED, LinkError, burst, queue_bytes, run
+from agents.device.link_measurement import PACKET
 from agents.device.netlink import Netlink, ShapedClass
-from agents.links import packet_train
-from agents.links.segment_probe import SegmentProbe, is_enough, nearest, probes
+from agents.links import packets
+from agents.links.max_min import SegmentProbe, is_enough, nearest, probes
 from agents.wire.messages import SegmentFigures
 
 Field = Literal["src", "dst"]
@@ -322,7 +322,7 @@ class ShapedSegments:
 def redirection(way: Way) -> list[str]:
     """tc filters to the classes, except for the devices' measurements: UDP of the packet trains, and
     ICMP."""
-    hook, port = _HOOKS[way], f"{'dport' if way == 'up' else 'sport'} {packet_train.PORT} 0xffff"
+    hook, port = _HOOKS[way], f"{'dport' if way == 'up' else 'sport'} {packets.PORT} 0xffff"
     return [
         f"{hook} {_UNSHAPED} u32 match ip protocol 17 0xff match ip {port} flowid 1:1",
         f"{hook} {_UNSHAPED} u32 match ip protocol 1 0xff flowid 1:1",

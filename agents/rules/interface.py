@@ -6,7 +6,7 @@ model during the run: it changes `server.w` in place and counts `server.version`
 
 The same inputs must give the same actions and models, bit by bit. Replay, and resuming after a crash,
 depend on this. So nothing may depend on the iteration order of a set of strings. And a state may hold
-only what `agents.aggregator.snapshot` can save: numbers, strings, lists, tuples, dicts, sets, deques,
+only what `agents.aggregator.storage` can save: numbers, strings, lists, tuples, dicts, sets, deques,
 NumPy arrays, the building blocks in `agents.rules.parts`, and objects of classes at the top level of the
 rule's own modules. Loading a snapshot does not call `__init__` of such a class.
 
@@ -41,8 +41,7 @@ from typing import ClassVar, Literal, Protocol, TypeGuard, get_args
 
 import numpy as np
 
-from agents.models.buffers import NONE, Buffers
-from agents.models.vectors import Vector, add_scaled, mix
+from agents.models.vectors import NONE, Buffers, Vector, add_scaled, mix
 from agents.rules.client_half import Answer as Answer
 from agents.rules.client_half import ClientHalf as ClientHalf
 from agents.rules.client_half import ClientSettings as ClientSettings

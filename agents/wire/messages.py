@@ -23,8 +23,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from agents import device_actions
+from agents.checks import convert
 from agents.config import Way
-from agents.conversion import convert
 from agents.device_actions import EnergyAction, SetBackground, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics

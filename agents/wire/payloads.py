@@ -3,7 +3,7 @@
 A payload has a map of strings and one float32 vector of shape (d,) called `w`, or the arrays of an
 update that a step of `agents.pipeline` has encoded. The layout is that of safetensors: 8 bytes with the
 header's length (little endian), the header in JSON, the bytes of the arrays. The rule's own vectors
-follow as `vector/NAME`, then the model's buffers as `floats` and `integers` (`agents.models.buffers`).
+follow as `vector/NAME`, then the model's buffers as `floats` and `integers` (`agents.models.vectors`).
 This module reads and writes the layout itself, because the library would copy the vector: decoding
 returns a view of the received bytes. A test compares both with the library.
 """
@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Unpack
 
-from agents.models.buffers import NONE, Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import NONE, Buffers, Vector
 from agents.texts import describe_value
 from agents.timing.nanoseconds import Nanoseconds
 

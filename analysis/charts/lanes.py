@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.charts import time_shares
 from analysis.charts.action_marks import with_actions
-from analysis.charts.chart import COLORS, Axis, Chart, Column, Layer, arrays, group_ticks
+from analysis.charts.chart import COLORS, Axis, Chart, Column, Layer, arrays, group_ticks, shares_note
 from analysis.device_states import STATES, timeline
 from analysis.load import Run
 from analysis.names import distinct
@@ -72,7 +71,7 @@ def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
         legend={state: color for state, color in STATE_COLORS.items() if state in states},
         height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )
-    return with_actions(chart.with_note(*notes, time_shares.note(columns)), runs, since)
+    return with_actions(chart.with_note(*notes, shares_note(columns)), runs, since)
 
 
 def _columns(shown: pd.DataFrame) -> dict[str, Column]:

@@ -15,8 +15,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis.charts import time_shares
-from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Column, Ink, Layer, Theme
+from analysis.charts.chart import (
+    COLORS,
+    INKS,
+    PALETTE,
+    Axis,
+    Chart,
+    Column,
+    Ink,
+    Layer,
+    Theme,
+    bin_seconds,
+    find_crowded,
+    shares_of_time,
+)
 
 _SIZE = (6.4, 3.6)
 """Width of a page's text, and usual height of a chart, in inches."""
@@ -196,12 +208,12 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
     spans = layer.columns
     if len(spans["begin"]):
         pixel = float(spans["end"].max() - spans["begin"].min()) / _PLOT_PIXELS
-        crowded = time_shares.crowded(spans, pixel)
+        crowded = find_crowded(spans, pixel)
         short = {name: column[crowded] for name, column in spans.items()}
         lanes = len(np.unique(short["y"]))
         if lanes:
-            step = time_shares.bin_seconds(pixel * max(1.0, lanes * _PLOT_PIXELS / _MAX_BINS))
-            _rectangles(axes, time_shares.shares(short, step), ink, sharp=True)
+            step = bin_seconds(pixel * max(1.0, lanes * _PLOT_PIXELS / _MAX_BINS))
+            _rectangles(axes, shares_of_time(short, step), ink, sharp=True)
         spans = {name: column[~crowded] for name, column in spans.items()}
     _rectangles(axes, spans, ink)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.charts import time_shares
+from analysis.charts import chart
 from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color, group_ticks
 from analysis.charts.learning_curves import curves
 from analysis.device_states import STATES, TRANSFER, timeline
@@ -86,4 +86,4 @@ def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
     if len(ticks) > 1 and np.diff(sorted(ticks)).min() * height / len(devices) < 0.9 * _LANE:
         ticks = {}
     axis = Axis("", ticks=ticks, limits=(len(devices) - 0.5, -0.5))
-    return Chart(name, time, axis, (layer,), note=time_shares.note(columns), height=height)
+    return Chart(name, time, axis, (layer,), note=chart.shares_note(columns), height=height)

@@ -168,7 +168,7 @@ def add_profile(
     called `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
     """
     from testbed.speed import device_benchmark
-    from testbed.topology import own_profiles
+    from testbed.topology import profiles
 
     writable_file(Path(to))  # first, because measuring takes minutes
     if (file := Path(name_or_file)).is_file():
@@ -184,7 +184,7 @@ def add_profile(
         entries = device_benchmark.profile_text(name_or_file, found)
         for line in device_benchmark.remarks(found):
             on_progress(line)
-    return own_profiles.add(Path(to), entries, name_or_file)
+    return profiles.add_own_profile(Path(to), entries, name_or_file)
 
 
 def profile_script(to: str | Path) -> Path:

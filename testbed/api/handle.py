@@ -30,13 +30,13 @@ from agents.device_actions import (
     to_json,
 )
 from agents.disk import files
-from testbed.api import background
+from testbed.api import launching
 from testbed.api.topology_input import data_root
 from testbed.errors import BadInputError, RunFailedError, reading_run
 from testbed.host.signals import uninterrupted
-from testbed.rundir import commands
+from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import RecordFollower
+from testbed.rundir.live_files import RecordFollower
 from testbed.topology import units
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class RunHandle:
             with self._lock:
                 atexit.unregister(self.down)
                 # The process has ended: this closes its pipe.
-                background.end(self._controller, self._directory)
+                launching.end_run(self._controller, self._directory)
         if not self._taken_down and (problem := self._problem()) is not None:
             raise problem
         return self.result
@@ -225,7 +225,7 @@ class RunHandle:
             atexit.unregister(self.down)
             self._taken_down = self._taken_down or self.live
             if self._controller is not None:
-                background.end(self._controller, self._directory)
+                launching.end_run(self._controller, self._directory)
             self._sweep_up()
         self._finish_listening(quietly=True)
 
@@ -322,9 +322,9 @@ class RunHandle:
         """Show the run on this terminal until the run ends or the user leaves. If the run is over, show
         how it ended."""
         from testbed.console import out
-        from testbed.watching import watch
+        from testbed.watching import fullscreen
 
-        watch.watch(self._directory, out())
+        fullscreen.watch(self._directory, out())
 
     def logs(self, component: str, lines: int = 50) -> str:
         """Return the last `lines` lines of the log of `component`: `aggregator`, `broker`, `controller`,
@@ -334,17 +334,17 @@ class RunHandle:
     def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
         """Return the last `lines` lines of logs: component -> lines. `component`: component to read;
         None for all components. Raises BadInputError if there is no such log."""
-        from testbed.run import logs
+        from testbed.run import live_runs
 
-        return dict(logs.read(self._directory, component, lines))
+        return dict(live_runs.read_logs(self._directory, component, lines))
 
     def story(self, device: str) -> str:
         """Return the history of `device` according to the records: models, updates, rejections and
         absences. The text has one line per event, in chronological order. Raises BadInputError for an
         unknown device."""
-        from testbed.run import logs
+        from testbed.run import live_runs
 
-        return logs.story(self._directory, device)
+        return live_runs.read_story(self._directory, device)
 
     def replay(self) -> ReplayResult:
         """Repeat the aggregation of the recorded updates, and compare the results with the results of
@@ -407,7 +407,7 @@ class RunHandle:
         names = [devices] if isinstance(devices, str) else devices
         expanded = dict.fromkeys(device for name in names for device in self._directory.targets(name))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
-        commands.send(self._directory, *sent)
+        live_files.send_command(self._directory, *sent)
         return sent
 
     def _problem(self) -> RunFailedError | None:

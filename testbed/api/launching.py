@@ -1,16 +1,21 @@
-"""Planning of a topology on this host, and runs of the plan in this process or in a separate process."""
+"""Planning of a topology on this host, and runs of the plan in this process or in the background."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents import events
 from testbed import topology as topologies
 from testbed import tracking
 from testbed.api import packing
@@ -19,28 +24,30 @@ from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, t
 from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
-from testbed.errors import BadInputError, HostError, writable_file
+from testbed.errors import BadInputError, HostError, RunFailedError, TestbedError, writable_file
+from testbed.host import run_module
 from testbed.plan import (
     Plan,
-    battery,
+    assignment,
     catalog,
+    costs,
     device_table,
     drawing,
-    fleet_tables,
-    memory,
+    energy,
     model_check,
     node_table,
-    plan_on_host,
+    plan_tables,
 )
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
-from testbed.run import live_runs, planning
+from testbed.run import live_runs, preparing
 from testbed.run import up as upping
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
+from testbed.rundir.live_files import RecordFollower, last_start
 from testbed.topology import Topology
-from testbed.topology.boundary import Boundary
-from testbed.tracking.processes import tracking_run
+from testbed.topology.yamlfile import Boundary
+from testbed.tracking import tracking_run
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -93,8 +100,8 @@ class Launch:
     def fleet_tables(self) -> list[list[dict[str, Any]]]:
         """Return the tables of the drawn devices: quantiles and histograms of numbers, and counts of
         names. Empty tables are left out."""
-        numbers = fleet_tables.key_distributions(self.topology, self.plan)
-        tables = fleet_tables.quantile_table(numbers), fleet_tables.name_table(self.topology, self.plan)
+        numbers = plan_tables.key_distributions(self.topology, self.plan)
+        tables = plan_tables.quantile_table(numbers), plan_tables.name_table(self.topology, self.plan)
         return [table for table in tables if table]
 
     def remarks(self) -> list[str]:
@@ -102,7 +109,7 @@ class Launch:
         rounds = self.rounds()
         remarks = [
             *expected.remarks(self.topology, rounds),
-            *battery.remarks(self.topology, self.plan, rounds),
+            *energy.battery_remarks(self.topology, self.plan, rounds),
         ]
         return [*self.hints, *self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
 
@@ -118,7 +125,7 @@ class Launch:
         if self.options.nodes is not None:
             return []
         try:
-            planning.check_host(self.topology, self.plan)
+            preparing.check_host(self.topology, self.plan)
         except HostError as error:
             return [f"`testbed up` would refuse it on this host: {error}"]
         return []
@@ -142,13 +149,14 @@ class Launch:
         count, side = len(plan.devices), topology.rule.build().client_side
         steps = topology.update_steps
         client = max(
-            memory.client(model, device.local, side, [*device.steps, *steps]) for device in plan.devices
+            costs.client_memory(model, device.local, side, [*device.steps, *steps])
+            for device in plan.devices
         )
-        message = memory.message(model, side)
+        message = costs.message_memory(model, side)
         return (
             f"Memory: a client needs up to {gib(client)} without its data and what a step computes, the "
-            f"aggregator {gib(memory.aggregator(message, count))}, the broker "
-            f"{gib(memory.broker(message, count))}"
+            f"aggregator {gib(costs.aggregator_memory(message, count))}, the broker "
+            f"{gib(costs.broker_memory(message, count))}"
             + ("; this runtime does not limit memory" if not plan.traits.cgroups else "")
         )
 
@@ -158,7 +166,7 @@ class Launch:
         be written."""
         picture = drawing.picture(self.topology, self.plan)
         if to is not None:
-            fleet = fleet_tables.key_distributions(self.topology, self.plan)
+            fleet = plan_tables.key_distributions(self.topology, self.plan)
             svg = drawing.as_svg(picture, fleet)
             writable_file(to, "--draw-to").write_text(svg, encoding="utf-8")
         return drawing.as_text(picture)
@@ -166,7 +174,7 @@ class Launch:
     def directory(self) -> RunDirectory:
         """Create and return a new run directory, or return the directory of the run that is resumed.
         Raises BadInputError. Raises HostError if this host would refuse the run."""
-        planning.check_host(self.topology, self.plan)
+        preparing.check_host(self.topology, self.plan)
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:
@@ -298,7 +306,7 @@ def _plan(
     limits: Boundary | None = None,
 ) -> Launch:
     topology = topologies.parse(topology_input.text, topology_input.name, limits)
-    plan = planning.plan_topology(topology, options)
+    plan = preparing.plan_topology(topology, options)
     return Launch(topology, plan, options, topology_input, runs, resumed)
 
 
@@ -310,7 +318,7 @@ def validate(topology: TopologyLike) -> Topology:
     source = text_of(topology)
     found = topologies.parse(source.text, source.name)
     catalog.read(found)
-    plan_on_host.check_model(found)
+    assignment.check_model(found)
     return found
 
 
@@ -328,3 +336,100 @@ def distribution(
     prepared = preparation.prepare(found, data_root(data), on_progress)
     model_check.check_data(found, prepared)
     return of(found, prepared)
+
+
+# Runs in the background. The controller is a separate process (`testbed.api.run_process`).
+#
+# This way, signals, threads and the interpreter lock of the starting process do not affect the run. A
+# `tied` controller ends its run cleanly as soon as the process that started it ends, even if that
+# process was killed.
+
+_TICK_SECONDS = 0.1
+ERROR = "error: "
+"""Beginning of the line that says why a command failed."""
+
+
+def start_run(
+    launch: Launch,
+    directory: RunDirectory,
+    report: Callable[[str], object] = lambda _: None,
+    *,
+    tied: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Pass output lines to `report`, and return when the run clock starts.
+
+    `tied`: whether the controller ends when this process ends. Raises TestbedError with the reason if
+    the run ended before its clock started.
+    """
+    from testbed.runtimes.process import runtime  # here, because it imports the broker
+
+    past = RecordFollower(directory.events).read()  # records of a resumed run
+    started = [record for record in past if isinstance(record, events.RunStarted)]
+    launch.write(directory)
+    arguments = [str(directory.path), *(["tied"] if tied else [])]
+    log = log_of(directory)
+    with log.open("ab") as output, log.open(encoding="utf-8", errors="replace") as lines:
+        lines.seek(0, os.SEEK_END)
+        begin = output.tell()
+        controller = subprocess.Popen(
+            run_module.command("testbed.api.run_process", *arguments),
+            stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**_environment(), **runtime.environment(directory, "controller")},
+            start_new_session=True,
+        )
+        try:
+            code, fine = None, True
+            while code is None and last_start(directory.events) in (None, *started):
+                time.sleep(_TICK_SECONDS)
+                code = controller.poll()
+                for line in lines:
+                    fine = fine and not line.startswith(ERROR)
+                    if fine:  # the error is raised below instead
+                        report(line.rstrip("\n"))
+        except BaseException:
+            end_run(controller, directory)
+            raise
+    if not tied:
+        threading.Thread(target=controller.wait, daemon=True).start()  # reaps the controller
+    if code:
+        end_run(controller, directory)
+        raise failure(directory, code, begin)
+    return controller
+
+
+def end_run(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
+    """Kill the controller if it takes too long to end its run."""
+    from testbed.run import live_runs
+
+    controller.terminate()
+    try:
+        controller.wait(live_runs.stop_timeout(directory))
+    except subprocess.TimeoutExpired:
+        controller.kill()
+        controller.wait()
+    if controller.stdin is not None:
+        with suppress(OSError):
+            controller.stdin.close()
+
+
+def log_of(directory: RunDirectory) -> Path:
+    return directory.logs / "controller.log"
+
+
+def failure(directory: RunDirectory, code: int, begin: int = 0) -> TestbedError:
+    """`begin`: byte at which this controller's part of the log begins."""
+    with log_of(directory).open("rb") as file:
+        file.seek(begin)
+        printed = file.read().decode("utf-8", "replace")
+    _, found, told = f"\n{printed}".rpartition(f"\n{ERROR}")
+    why = told.strip() if found else f"its controller ended ({code}); see {log_of(directory)}"
+    return (BadInputError if code == BadInputError.exit_code else RunFailedError)(why)
+
+
+def _environment() -> dict[str, str]:
+    """Without the variables that force coloured output. A Jupyter kernel sets them, and the log would
+    contain colour codes."""
+    forced = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    return {name: value for name, value in os.environ.items() if name not in forced}

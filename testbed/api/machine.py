@@ -20,15 +20,14 @@ import psutil
 from agents import extras
 from agents.texts import quantity
 from testbed import images
-from testbed.broker import programs
+from testbed.broker import configuration
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, kernel, rapl
-from testbed.host.cpu_latency import LATENCY
+from testbed.host import cpus, docker_engine, kernel
+from testbed.host.cpus import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm_nodes import LEAST_ENGINE, manages
-from testbed.images import Images, debian, inventory, torch_companions
-from testbed.images.inventory import StoredImage
-from testbed.installing import torch_index
+from testbed.images import Images, StoredImage, tags, wheels
+from testbed.installing import installer
 from testbed.speed.calibration import Calibration
 from testbed.speed.calibration import calibrate as measured
 from testbed.topology.real_devices import is_destination
@@ -70,7 +69,7 @@ def doctor() -> list[Finding]:
         found = [Finding("Docker engine", "missing", detail, error.fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
-    found.append(energy(rapl.survey()))
+    found.append(energy(cpus.rapl_survey()))
     return [*found, disk(info), broker(has_engine=bool(info)), python(), torch(), optional()]
 
 
@@ -142,8 +141,8 @@ def image_source(client: docker.DockerClient) -> Finding:
     name = "images"
     if images.are_built(client):
         return Finding(name, "ok", "built")
-    if docker_engine.registry_has(debian.IMAGE, timeout=3):
-        return Finding(name, "ok", f"not built yet; a registry has {debian.IMAGE}")
+    if docker_engine.registry_has(tags.DEBIAN_IMAGE, timeout=3):
+        return Finding(name, "ok", f"not built yet; a registry has {tags.DEBIAN_IMAGE}")
     if shutil.which("mmdebstrap"):
         return Finding(name, "ok", "not built yet; no registry answers, so mmdebstrap makes the base")
     detail = "not built yet; no registry answers, and mmdebstrap, which could make the base, is missing"
@@ -247,12 +246,12 @@ def sleep() -> Finding:
     return Finding("core sleep", "warn", detail, f'sudo chown "$USER" {LATENCY}')
 
 
-def energy(found: rapl.RaplSurvey) -> Finding:
+def energy(found: cpus.RaplSurvey) -> Finding:
     """Runs compare the emulated energy of their devices with that of this host's processors."""
     name = "RAPL"
     if found.unreadable:
         detail = f"may not be read: {', '.join(found.unreadable)}; the host's energy is not measured"
-        return Finding(name, "warn", detail, f"sudo chmod a+r {rapl.POWERCAP}/intel-rapl:*/energy_uj")
+        return Finding(name, "warn", detail, f"sudo chmod a+r {cpus.POWERCAP}/intel-rapl:*/energy_uj")
     if not found.readable:
         return Finding(name, "ok", "none: the host's energy is not measured")
     detail = f"{', '.join(found.readable)}: runs show the host's energy beside that of their devices"
@@ -280,15 +279,15 @@ def disk(info: Mapping[str, Any]) -> Finding:
 
 def broker(*, has_engine: bool) -> Finding:
     """Runtimes with containers bring their own broker."""
-    name, fix = "mosquitto", programs.INSTALL_MOSQUITTO
-    if found := programs.find_mosquitto():
+    name, fix = "mosquitto", configuration.INSTALL_MOSQUITTO
+    if found := configuration.find_mosquitto():
         return Finding(name, "ok", found)
-    if programs.has_amqtt():
+    if configuration.has_amqtt():
         detail = "the process runtime uses amqtt instead, which is slower and may lose messages"
         return Finding(name, "warn", detail, fix)
     detail = "neither Mosquitto nor amqtt is installed: the process runtime cannot run"
     status: Status = "warn" if has_engine else "missing"
-    return Finding(name, status, detail, f"{fix}, or {programs.amqtt_command()}")
+    return Finding(name, status, detail, f"{fix}, or {configuration.amqtt_command()}")
 
 
 def python() -> Finding:
@@ -312,14 +311,14 @@ def torch() -> Finding:
     """Companion packages such as torchvision must match the installed PyTorch, and that must be a CPU
     build."""
     version = importlib.metadata.version("torch")
-    if unfit := torch_companions.unfit_installed():
+    if unfit := wheels.unfit_installed():
         names = " and ".join(f"{name} {other}" for name, other in unfit.items())
-        fix = torch_companions.install_command(*unfit, again=True)
+        fix = wheels.companions_command(*unfit, again=True)
         return Finding("torch", "warn", f"{version}, but {names} is for another version or build", fix)
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
     detail = f"{version}: perhaps with CUDA, which takes gigabytes and is useless without a GPU"
-    fix = f"pip install --index-url {torch_index.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
+    fix = f"pip install --index-url {installer.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
     return Finding("torch", "warn", detail, fix)
 
 
@@ -332,7 +331,7 @@ def calibrate(*, force: bool = False) -> Calibration:
 def list_images() -> list[StoredImage]:
     """Return the testbed's images on this engine, the largest first. Raises HostError."""
     with closing(docker_engine.connect()) as client:
-        return inventory.list_images(client)
+        return images.list_images(client)
 
 
 def build_images(
@@ -357,13 +356,13 @@ def prune_images(
     `dry_run`: whether to remove nothing. Returns the images that were (or would be) removed from this
     host, and the number of bytes that were freed. Raises HostError.
     """
-    from testbed.runtimes.swarm import node_images
+    from testbed.runtimes.swarm import node_preparation
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
-            return inventory.removable_images(inventory.list_images(client), everything=everything), 0
-        gone, freed = inventory.prune(client, everything=everything)
-        node_images.prune(client, on_progress)
+            return images.removable_images(images.list_images(client), everything=everything), 0
+        gone, freed = images.prune_images(client, everything=everything)
+        node_preparation.prune_images(client, on_progress)
         return gone, freed
 
 
@@ -372,7 +371,7 @@ def measure_fidelity(
 ) -> list[Path]:
     """Measure the fidelity of the emulation on this host, with runs over a grid of CPU shares and links.
     `view` receives the progress of the runs. Returns the run directories. Raises TestbedError."""
-    from testbed.run import selfcheck
+    from testbed.run import up
 
-    made = selfcheck.run(runtime, Path(runs), View() if view is None else view)
+    made = up.run_selfcheck(runtime, Path(runs), View() if view is None else view)
     return [directory.path for directory in made]

@@ -180,7 +180,7 @@ OUTPUTS: dict[str, Callable[[], Any]] = {
     "replay": _one("testbed.run.replay:ReplayResult"),
     **dict.fromkeys(_ACTIONS, lambda: list[SentAction]),
     **dict.fromkeys(("sweep", "compare"), _one("analysis.comparison:Comparison")),
-    "agree": _one("testbed.api.studies:Agreement"),
+    "agree": _one("testbed.api.running:Agreement"),
     "twin": lambda: _one("testbed.api.twins:ComparedTwins")() | WrittenFiles,
     "export": lambda: WrittenFiles | Tracked,
     "pack": _one("testbed.api.packing:PackResult"),
@@ -192,9 +192,9 @@ OUTPUTS: dict[str, Callable[[], Any]] = {
         resolve_name("testbed.speed.calibration:HostSpeed") | StepTimes | list[FinishedRun]
     ),
     "doctor": _list("testbed.api.machine:Finding"),
-    "images list": _list("testbed.images.inventory:StoredImage"),
+    "images list": _list("testbed.images:StoredImage"),
     "images build": lambda: BuiltImages,
-    "images prune": _list("testbed.images.inventory:StoredImage"),
+    "images prune": _list("testbed.images:StoredImage"),
     **dict.fromkeys(_WRITERS, lambda: WrittenFiles),
 }
 """Command -> function that returns the type of its JSON output."""

@@ -14,16 +14,16 @@ from agents.events import COMPLETE
 from testbed.api.topology_input import data_root
 from testbed.data import data_files, datasets
 from testbed.errors import BadInputError, TestbedError, writable_file
-from testbed.packs import archive, contents, crate
+from testbed.packs import archive, contents, layout
 from testbed.packs.contents import Contents
 from testbed.packs.contents import Part as Part
 from testbed.packs.layout import DATA, SWEEP, TOPOLOGY, DataEntry, FileEntry, PackIndex
-from testbed.plan.measurements import Measurements
+from testbed.plan.host import Measurements
 from testbed.run import live_runs, provenance
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, Virtual, load
-from testbed.topology.boundary import Boundary
+from testbed.topology.yamlfile import Boundary
 from testbed.traits import RUNTIMES, is_simulated, runtime_names
 
 FOLDER = "packs"
@@ -236,7 +236,7 @@ def pack(
         found,
         target,
         index,
-        lambda made: crate.describe(made, max(created, default=None)),
+        lambda made: layout.describe_as_crate(made, max(created, default=None)),
         on_progress,
     )
     return PackResult(

@@ -1,4 +1,4 @@
-"""Results of runs: tables, figures, files, trackers."""
+"""Results of runs: finding and loading them, tables, figures, files, trackers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,33 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agents.events import COMPLETE
 from testbed import tracking
-from testbed.api.reading import locate, read
-from testbed.errors import BadInputError, writable_file, writable_folder
+from testbed.errors import BadInputError, reading_run, writable_file, writable_folder
 from testbed.rundir import finding
-from testbed.rundir.directory import RunDirectory
+from testbed.rundir.directory import RunDirectory, find_run
 from testbed.tracking import TRACKERS as TRACKERS
-from testbed.tracking import processes
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.comparison import ComparisonRow
     from analysis.load import Run as Result
+
+
+def read_run(path: Path) -> Result:
+    """Raises BadInputError."""
+    from analysis import load
+
+    with reading_run(path):
+        return load.load(path)
+
+
+def locate_run(run: str, runs: Path) -> RunDirectory:
+    """Errors are those of `testbed.run.live_runs.locate`."""
+    if (found := find_run(run, runs)) is not None:
+        return found
+    from testbed.run import live_runs
+
+    return live_runs.locate(run, runs)
 
 
 Form = Literal["parquet", "csv"]
@@ -52,7 +67,7 @@ def load_all(
         for directory in _directories(name, Path(runs)):
             path = directory.path.resolve()
             if path not in found:
-                found[path] = read_slim(path) if slim else read(directory.path)
+                found[path] = read_slim(path) if slim else read_run(directory.path)
     ordered = list(found.values())
     if len(given) == 1:  # several names keep the user's order
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
@@ -64,9 +79,9 @@ def sweep_target(names: Iterable[str | Path], runs: str | Path = "runs") -> floa
     folders = {finding.folder_of_runs(str(name), Path(runs)) for name in names}
     if None in folders:
         return None
-    from testbed.sweeps import kept  # imports what plans runs
+    from testbed.sweeps import files  # imports what plans runs
 
-    targets = {kept.target(folder) for folder in folders if folder is not None}
+    targets = {files.kept_target(folder) for folder in folders if folder is not None}
     return targets.pop() if len(targets) == 1 else None
 
 
@@ -74,7 +89,7 @@ def read_slim(path: Path) -> Result:
     """Load only what `compare` needs. Raises BadInputError."""
     from analysis import comparison
 
-    return comparison.slim(read(path))
+    return comparison.slim(read_run(path))
 
 
 def share_as_typed(value: object) -> float:
@@ -112,19 +127,19 @@ def compare(
 def write_table(tasks: Sequence[Sequence[ComparisonRow]], to: str | Path, *, given: bool = True) -> Path:
     """The file type is .csv (all figures), .md (Markdown) or .tex (LaTeX with the package booktabs).
     `given`: whether you set the target. Raises BadInputError for another file type."""
-    from analysis import paper_tables
+    from analysis import comparison
 
     path = writable_table(Path(to))
-    write = paper_tables.FORMATS[path.suffix]
+    write = comparison.TABLE_FORMATS[path.suffix]
     path.write_text(write([row for rows in tasks for row in rows], given), encoding="utf-8")
     return path
 
 
 def writable_table(path: Path) -> Path:
     """Raises BadInputError."""
-    from analysis import paper_tables
+    from analysis import comparison
 
-    if path.suffix not in paper_tables.FORMATS:
+    if path.suffix not in comparison.TABLE_FORMATS:
         raise BadInputError(f"--table {path}: expected a name that ends in .csv, .md or .tex")
     return writable_file(path, "--table")
 
@@ -218,24 +233,26 @@ def export(
     if folder is None:
         (one,) = directories
         place = writable_folder(Path(to or one.path / "tables"))
-        return [*read(one.path).export(place, form)]
-    from analysis import tables
+        return [*read_run(one.path).export(place, form)]
+    from analysis import export
 
     place = writable_folder(Path(to or folder / "tables"))
-    found = (read(directory.path) for directory in directories)
-    return [*tables.export_runs(found, place, form)]
+    found = (read_run(directory.path) for directory in directories)
+    return [*export.export_runs(found, place, form)]
 
 
 def export_trace(run: str | Path, *, runs: str | Path = "runs") -> list[Path]:
     """Write a trace of a run, or of each finished run of a sweep, that Perfetto opens
-    (ui.perfetto.dev); return the files' paths. The file is `perfetto.json.gz` in the run's directory.
+    (ui.perfetto.dev); return the files' paths. The file is `export.json.gz` in the run's directory.
 
     `run`: id or directory of a run, or folder of a sweep. Raises BadInputError.
     """
-    from analysis import perfetto
+    from analysis import export
 
     found = _directories(str(run), Path(runs))
-    return [perfetto.write(read(one.path), writable_file(one.path / PERFETTO_FILE)) for one in found]
+    return [
+        export.write_trace(read_run(one.path), writable_file(one.path / PERFETTO_FILE)) for one in found
+    ]
 
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:
@@ -246,7 +263,7 @@ def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Pat
     RunFailedError if the tracker fails.
     """
     tracking.check([tracker])
-    return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
+    return [tracking.send_run(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
 
 
 def _check_target(target: float | None) -> None:
@@ -263,7 +280,7 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     """One run, or all finished runs in a folder. Raises BadInputError."""
     folder = finding.folder_of_runs(name, runs)
     if folder is None:
-        return [locate(name, runs)]
+        return [locate_run(name, runs)]
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:

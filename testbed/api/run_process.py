@@ -12,12 +12,12 @@ from pathlib import Path
 
 from testbed import console
 from testbed.api import launching
-from testbed.api.background import ERROR
+from testbed.api.launching import ERROR
 from testbed.errors import TestbedError, from_os_error
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import interrupt_at_end_of_input, interrupting
 from testbed.rundir.directory import RunDirectory
-from testbed.watching import live, overview
+from testbed.watching import live, rows
 
 
 def main(path: str, *more: str) -> int:
@@ -28,7 +28,7 @@ def main(path: str, *more: str) -> int:
     try:
         with interrupting():
             launch = launching.read(directory)
-            shown = overview.from_plan(launch.topology, launch.plan, directory.run)
+            shown = rows.overview_of_plan(launch.topology, launch.plan, directory.run)
             view = live.LiveView(console.out(), shown)
             try:
                 launch.run(directory, view)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from testbed import bundle
 from testbed.errors import BadInputError, writable_file, writable_folder
-from testbed.user_code.code import is_taken
+from testbed.user_code.inspector import is_taken
 
 _TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")

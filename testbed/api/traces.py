@@ -8,7 +8,7 @@ from typing import Literal
 from agents.disk import files
 from testbed.errors import BadInputError
 from testbed.topology import fedscale as reader
-from testbed.topology import parse, published_traces, units, yamlfile
+from testbed.topology import link_traces, parse, units, yamlfile
 
 _MOST_BYTES = 2 * 2**30
 
@@ -24,15 +24,15 @@ def convert_trace(
         raise BadInputError(
             f"a mahimahi trace needs no conversion: write link: {{trace: {{{direction}: {file}}}}}"
         )
-    if form not in published_traces.FORMATS:
+    if form not in link_traces.PUBLISHED_FORMATS:
         raise BadInputError(
-            f"unknown format {form!r}, expected one of {', '.join(published_traces.FORMATS)}"
+            f"unknown format {form!r}, expected one of {', '.join(link_traces.PUBLISHED_FORMATS)}"
         )
     lines = _read(path).decode("utf-8-sig", "replace").splitlines()
     about = f"{path.name}, as {form}" + (f", times {scale:g}" if scale != 1 else "")
     try:
-        samples = published_traces.FORMATS[form](lines)
-        return published_traces.as_csv(samples, direction, scale=scale, source=about)
+        samples = link_traces.PUBLISHED_FORMATS[form](lines)
+        return link_traces.as_csv(samples, direction, scale=scale, source=about)
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from error
 

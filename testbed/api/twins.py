@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.device_actions import name_of
 from agents.texts import name_list
-from analysis.agreement import RankAgreement, RankedConfiguration
-from analysis.twins import TwinRow
+from analysis.agreement import RankAgreement, RankedConfiguration, TwinRow
 from testbed import topology as topologies
 from testbed.api import running
 from testbed.api.topology_input import data_root
@@ -20,7 +19,7 @@ from testbed.errors import BadInputError, writable_folder
 from testbed.fidelity import step_time
 from testbed.plan import costs
 from testbed.plan.costs import StepTime
-from testbed.plan.measurements import Measurements
+from testbed.plan.host import Measurements
 from testbed.rundir.directory import RunDirectory
 from testbed.speed import calibration
 from testbed.topology import Topology, Virtual, profiles, recorded, units, yamlfile
@@ -141,7 +140,7 @@ class TwinPair:
     figures: tuple[TwinRow, ...]
     """Figures of the whole runs."""
     devices: pd.DataFrame
-    """Figures of each device (`analysis.twins.of_devices`)."""
+    """Figures of each device (`analysis.agreement.twin_device_figures`)."""
     ranks: RankAgreement[RankedConfiguration] | None
     """Ranks of the devices by seconds per update; None if there are fewer than two devices with
     updates."""
@@ -198,16 +197,16 @@ def make(
 
 def compare(original: Result, twin: Result, target: float | None = None) -> TwinPair:
     """`target`: test accuracy (share) to reach; None for the highest that both reached."""
-    from analysis import comparison, twins
+    from analysis import agreement, comparison
 
     level = target or comparison.common_target([original, twin])
-    table = twins.of_devices(original, twin)
+    table = agreement.twin_device_figures(original, twin)
     return TwinPair(
         original,
         twin,
-        tuple(twins.figures(original, twin, level)),
+        tuple(agreement.twin_figures(original, twin, level)),
         table,
-        twins.device_ranks(original, twin, table),
+        agreement.device_ranks(original, twin, table),
         level,
     )
 

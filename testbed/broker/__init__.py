@@ -1,5 +1,5 @@
-"""Broker of a run: accounts and rights (`logins`), configuration files (`configuration`), counting of
-refused messages and logins (`mosquitto_log`), and a broker in Python for hosts without Mosquitto
+"""Broker of a run: accounts, rights, and the counting of refused messages and logins (`logins`),
+configuration files (`configuration`), and a broker in Python for hosts without Mosquitto
 (`embedded`).
 """
 
@@ -27,9 +27,9 @@ from testbed.broker.logins import (
     hash_password,
     init_user,
     is_password,
+    refusals,
     router_user,
 )
-from testbed.broker.mosquitto_log import refusals
 
 __all__ = [
     "BROKER",

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.broker import Account, is_password, programs, read_embedded
+from testbed.broker import Account, configuration, is_password, read_embedded
 
-programs.use_amqtt_folder()
+configuration.use_amqtt_folder()
 
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker

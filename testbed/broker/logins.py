@@ -1,8 +1,4 @@
-"""Accounts of a run's broker and their rights.
-
-Accounts exist only during their run. The sender of a message is known by its login, never by the
-payload: a client can publish only under its own name, and read only what is addressed to it.
-"""
+"""Accounts of a run's broker and their rights, and what the broker refused."""
 
 from __future__ import annotations
 
@@ -10,12 +6,19 @@ import base64
 import hashlib
 import hmac
 import os
+import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
+
+# Accounts of a run's broker and their rights.
+#
+# Accounts exist only during their run. The sender of a message is known by its login, never by the
+# payload: a client can publish only under its own name, and read only what is addressed to it.
 
 _ITERATIONS = 101
 """PBKDF2 iterations: Mosquitto's default. More iterations would only help guessable passwords; the
@@ -131,3 +134,34 @@ def hash_password(password: str, salt: bytes | None = None) -> str:
 def is_password(password: str, hashed: str) -> bool:
     salt = base64.b64decode(hashed.split("$")[3])
     return hmac.compare_digest(hash_password(password, salt).encode(), hashed.encode())
+
+
+_REFUSED = re.compile(r": Denied PUBLISH from (\S+) | Refused: '(\S+)' may not ")
+_CONNECTED = re.compile(r": New client connected from \S+ as (\S+) ")
+_SUBSCRIBES = re.compile(r": Received SUBSCRIBE from (\S+)$")
+_NO_LOGIN = re.compile(r" disconnected[,:] not authorised")  # with a colon since Mosquitto 2.1
+_TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
+
+
+def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
+    """Return username -> number. A refusal is a failed login, or a message, last will or subscription on
+    a topic that the account may not use. Failed logins are counted under `?`.
+
+    Mosquitto logs each message that it refuses. Mosquitto accepts any subscription, but delivers no
+    messages of topics that the account may not read. Therefore this function checks subscriptions and
+    wills against `accounts`.
+    """
+    refused: Counter[str] = Counter()
+    who, may = "", Account.may_read
+    for line in log.splitlines():
+        if found := _REFUSED.search(line):
+            refused[found[1] or found[2]] += 1
+        elif _NO_LOGIN.search(line):
+            refused["?"] += 1
+        elif found := _CONNECTED.search(line):
+            who, may = found[1], Account.may_publish
+        elif found := _SUBSCRIBES.search(line):
+            who, may = found[1], Account.may_read
+        elif found := _TOPIC.search(line):
+            refused[who] += who in accounts and not may(accounts[who], found[1])
+    return +refused

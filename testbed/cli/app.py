@@ -1,20 +1,29 @@
-"""The Typer application to which all commands are added.
-
-Shell completion and `testbed --help` must be fast. So commands import their modules when they run, help
-is plain text, and completion imports neither pydantic nor rich.
-"""
+"""The Typer application, the arguments and options that several commands share, and their completion."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from testbed import console
+from analysis import alike_devices
+from testbed import bundle, console
+from testbed.errors import BadInputError
+from testbed.rundir import finding
+from testbed.traits import RUNTIMES, emulated_runtime_names, runtime_names
+
+# The Typer application to which all commands are added.
+#
+# Shell completion and `testbed --help` must be fast. So commands import their modules when they run,
+# help is plain text, and completion imports neither pydantic nor rich.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,3 +113,189 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
         return super().command(name, cls=_QuickCommand, **settings)
+
+
+# Shell completion: ids of runs, names of devices, segments, rules, selections, tasks, profiles.
+#
+# Everything is read from files, without slow imports, because the shell runs this at each press of Tab.
+
+DEFAULT_RUNS = Path("runs")
+_CATALOG = Path(__file__).parents[1] / "catalog"
+
+
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Run ids, or paths of run directories, in reverse alphabetical order, so that the newest run of a
+    topology comes first."""
+    if "/" in incomplete:
+        folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+        known: Iterable[str] = map(str, finding.runs_in(folder).values())
+    else:
+        known = finding.runs_in(_runs(ctx))
+    return sorted(_starting_with(incomplete, known), reverse=True)
+
+
+def devices(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _starting_with(incomplete, _groups_and_devices(ctx))
+
+
+def devices_and_segments(ctx: typer.Context, incomplete: str) -> list[str]:
+    segments: list[str] = _manifest(ctx).get("segments", [])
+    return _starting_with(incomplete, dict.fromkeys([*_groups_and_devices(ctx), *segments]))
+
+
+def components(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Components that have logs: aggregator, broker, devices, device groups."""
+    run = _run(ctx)
+    logs = [] if run is None else sorted(path.stem for path in run.glob("logs/*.log"))
+    return _starting_with(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))
+
+
+def _groups_and_devices(ctx: typer.Context) -> list[str]:
+    found = alike_devices.expand(_manifest(ctx).get("devices", {}))
+    groups = [facts.get("group", name) for name, facts in found.items()]
+    return list(dict.fromkeys([*groups, *found]))
+
+
+def selections(incomplete: str) -> list[str]:
+    file = bundle.AGENTS / "selection" / "__init__.py"
+    return _starting_with(incomplete, _keys(file, "SELECTIONS"))
+
+
+def rules(incomplete: str) -> list[str]:
+    return _starting_with(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
+
+
+def tasks(incomplete: str) -> list[str]:
+    return _starting_with(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
+
+
+def profiles(incomplete: str) -> list[str]:
+    """Device profiles and link classes of the testbed, the user and the working directory, and
+    populations."""
+    import yaml
+
+    files = [_CATALOG / "devices.yaml", _CATALOG / "links.yaml"]
+    own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    files += [Path(own, "testbed", "profiles.yaml"), Path("profiles.yaml")]
+    names: dict[str, None] = {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    for file in files:
+        with suppress(OSError, ValueError, AttributeError, yaml.YAMLError):
+            for entries in yaml.load(file.read_bytes(), loader).values():  # noqa: S506  (a safe one)
+                names |= dict.fromkeys(entries)
+    names |= dict.fromkeys(sorted(path.stem for path in _CATALOG.glob("populations/*.csv")))
+    return _starting_with(incomplete, names)
+
+
+def trace_formats(incomplete: str) -> list[str]:
+    published = _CATALOG.parent / "topology" / "link_traces.py"
+    return _starting_with(incomplete, _keys(published, "PUBLISHED_FORMATS"))
+
+
+def runtimes(incomplete: str) -> list[str]:
+    return _starting_with(incomplete, [*RUNTIMES, "auto"])
+
+
+def emulated_runtimes(incomplete: str) -> list[str]:
+    return _starting_with(incomplete, [*emulated_runtime_names(), "auto"])
+
+
+def _starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _runs(ctx: typer.Context) -> Path:
+    return Path(ctx.params.get("runs") or DEFAULT_RUNS)
+
+
+def _run(ctx: typer.Context) -> Path | None:
+    with suppress(BadInputError):
+        return finding.find_directory(ctx.params.get("run") or "", _runs(ctx))
+    return None
+
+
+def _manifest(ctx: typer.Context) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        if (run := _run(ctx)) is not None:
+            entries: dict[str, Any] = json.loads((run / finding.MANIFEST).read_bytes())
+            return entries
+    return {}
+
+
+def _keys(module: Path, table: str) -> list[str]:
+    """Keys are read from the module's source, because importing it would take a second."""
+    import ast
+
+    for statement in ast.parse(module.read_bytes()).body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict(keys=keys)) if name == table:
+                return [str(key.value) for key in keys if isinstance(key, ast.Constant)]
+    raise AssertionError(f"{module} has no {table}")
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        help="Run id, its beginning, or a run directory.", autocompletion=runs, metavar="RUN"
+    ),
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the run directories.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RuntimeName = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        help=f"{', '.join(RUNTIMES)} or auto; overrides the topology.",
+        autocompletion=runtimes,
+    ),
+]
+EmulatedRuntime = Annotated[
+    str,
+    typer.Option(
+        "--runtime",
+        help=f"auto, {runtime_names(lambda t: not t.simulated)}.",
+        autocompletion=emulated_runtimes,
+    ),
+]
+Oversubscribe = Annotated[
+    bool,
+    typer.Option(
+        "--oversubscribe",
+        help="Run even if the devices ask for more CPU, memory or GPUs than there are: they may be "
+        "slower than requested, or be killed.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Exit with 1 if a run is not valid (a run that is not judged passes)."
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        envvar="TESTBED_DATA",
+        exists=True,
+        file_okay=False,
+        help="Folder with datasets as parquet files (default: download them from the hub).",
+    ),
+]
+Page = Annotated[bool, typer.Option("--dashboard", help="Also show the run on a page in the browser.")]
+PagePort = Annotated[
+    int | None, typer.Option("--port", min=0, max=65535, help="Dashboard port (default: any free port).")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics on this port (0: any free)."
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the programs in a pack: own code, packages, images."),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also send figures to mlflow, wandb or tensorboard; repeatable."),
+]

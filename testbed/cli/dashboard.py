@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli import completion
-from testbed.cli.arguments import DEFAULT_RUNS, Runs
+from testbed.cli import app
+from testbed.cli.app import DEFAULT_RUNS, Runs
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def dashboard(
         typer.Argument(
             metavar="RUN",
             help="Run ids, run directories, or a folder of runs such as a sweep's (default: all runs).",
-            autocompletion=completion.runs,
+            autocompletion=app.runs,
         ),
     ] = None,
     port: Annotated[

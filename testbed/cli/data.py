@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed import console
-from testbed.cli.arguments import AsJson, DataRoot
+from testbed.cli.app import AsJson, DataRoot
 from testbed.console import fits, number_table, print_json, print_text, quantity, remark, shorten
 
 if TYPE_CHECKING:

@@ -7,21 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli import completion
-from testbed.cli.arguments import DEFAULT_RUNS, AsJson, Run, Runs
+from testbed.cli import app
+from testbed.cli.app import DEFAULT_RUNS, AsJson, Run, Runs
 from testbed.console import print_json
 
 Devices = Annotated[
     list[str],
-    typer.Argument(
-        help="Devices or device groups.", autocompletion=completion.devices, metavar="DEVICE"
-    ),
+    typer.Argument(help="Devices or device groups.", autocompletion=app.devices, metavar="DEVICE"),
 ]
 DevicesOrSegments = Annotated[
     list[str],
     typer.Argument(
         help="Devices, device groups, or segments of the network.",
-        autocompletion=completion.devices_and_segments,
+        autocompletion=app.devices_and_segments,
         metavar="DEVICE",
     ),
 ]
@@ -110,9 +108,7 @@ def _shell(
     run: Run,
     device: Annotated[
         str,
-        typer.Argument(
-            help="A device, or a group with a single device.", autocompletion=completion.devices
-        ),
+        typer.Argument(help="A device, or a group with a single device.", autocompletion=app.devices),
     ],
     command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
     runs: Runs = DEFAULT_RUNS,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from testbed import console
-from testbed.cli import completion
-from testbed.cli.arguments import (
+from testbed.cli import app
+from testbed.cli.app import (
     DEFAULT_RUNS,
     AsJson,
     DataRoot,
@@ -37,7 +37,7 @@ RunsGiven = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Run ids, run directories, or folders of runs such as a sweep's.",
-        autocompletion=completion.runs,
+        autocompletion=app.runs,
     ),
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")]
@@ -108,11 +108,11 @@ def sweep(
 ) -> None:
     """Run a grid of topologies and seeds. Finished runs are not repeated, unless they are not valid."""
     from analysis import summary
-    from testbed.api import results, studies
+    from testbed.api import results, running
 
     _check_writable(figure, table)
     with _explaining_interrupt(quiet=as_json):
-        done = studies.sweep(
+        done = running.sweep(
             file,
             runtime=runtime,
             jobs=jobs,
@@ -154,10 +154,10 @@ def agree(
 ) -> None:
     """Run a sweep in virtual time and emulated, and compare how both rank its configurations."""
     from analysis import comparison
-    from testbed.api import studies
+    from testbed.api import running
 
     with _explaining_interrupt(quiet=as_json):
-        found = studies.agree(
+        found = running.agree(
             file,
             runtime=runtime,
             jobs=jobs,
@@ -350,7 +350,7 @@ def export(
         typer.Argument(
             metavar="RUN",
             help="Run id, run directory, or folder of runs such as a sweep's.",
-            autocompletion=completion.runs,
+            autocompletion=app.runs,
         ),
     ],
     form: Annotated[

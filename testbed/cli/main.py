@@ -17,23 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from agents.imports import without_garbage_collection
+from agents.process import without_garbage_collection
 from testbed import bundle, console
-from testbed.cli import (
-    calibrate,
-    completion,
-    dashboard,
-    data,
-    device_commands,
-    experiments,
-    new,
-    outcome,
-    packs,
-    reference,
-)
-from testbed.cli.app import App
-from testbed.cli.arguments import (
+from testbed.cli import dashboard, data, device_commands, experiments, new, outcome, reference
+from testbed.cli.app import (
     DEFAULT_RUNS,
+    App,
     AsJson,
     DataRoot,
     MetricsPort,
@@ -46,6 +35,8 @@ from testbed.cli.arguments import (
     Strict,
     Track,
     Trust,
+    components,
+    runs,
 )
 from testbed.console import print_json, print_last_line, print_text, quantity, remark, show
 from testbed.errors import BadInputError, TestbedError, from_os_error, writable_file
@@ -134,7 +125,7 @@ def up_command(
         typer.Option(
             "--resume",
             help="Resume an interrupted run where it stopped.",
-            autocompletion=completion.runs,
+            autocompletion=runs,
         ),
     ] = None,
     strict: Strict = False,
@@ -193,7 +184,7 @@ def up_command(
 def down(
     run: Annotated[
         str | None,
-        typer.Argument(help="Run id (`testbed ps` lists them).", autocompletion=completion.runs),
+        typer.Argument(help="Run id (`testbed ps` lists them).", autocompletion=runs),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs on this machine.")] = False,
     as_json: AsJson = False,
@@ -341,7 +332,7 @@ def logs(
         str | None,
         typer.Argument(
             help="aggregator, broker, controller, router, a device, or a device group (default: all).",
-            autocompletion=completion.components,
+            autocompletion=components,
         ),
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
@@ -459,7 +450,7 @@ def plan_command(
 
 def _up(launch: Launch, *, as_json: bool) -> Verdict:
     """Run a topology in the foreground. At the end, print the outcome and what to do next."""
-    from testbed.watching import fullscreen, live, overview
+    from testbed.watching import fullscreen, live, rows
 
     plan = launch.plan
     if plan.traits.notice:
@@ -469,11 +460,11 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     for hint in launch.hints:
         remark(hint)
     directory = launch.directory()
-    shown = overview.from_plan(launch.topology, plan, directory.run)
+    shown = rows.overview_of_plan(launch.topology, plan, directory.run)
     if console.verbosity < 0:
         view: live.LiveView = live.QuietView(console.out(), shown)
     else:
-        view = fullscreen.view(console.out(), shown, directory)
+        view = fullscreen.open_view(console.out(), shown, directory)
     try:
         with launch.removing_unstarted(directory):
             launch.run(directory, view)
@@ -489,9 +480,9 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
             name = _argument(path)
             remark(f"Next: testbed up --resume {name} · testbed dashboard {name}")
     from analysis import summary  # imported late: pandas takes a second, which would delay the start
-    from testbed.api import reading, running
+    from testbed.api import results, running
 
-    run = reading.read(directory.path)
+    run = results.read_run(directory.path)
     verdict = summary.verdict(run)
     if as_json:
         print_json(outcome.finished_run(run))
@@ -546,7 +537,7 @@ data.add_to(app)
 dashboard.add_to(app)
 device_commands.add_to(app)
 experiments.add_to(app)
-packs.add_to(app)
-calibrate.add_to(app)
+new.add_pack_to(app)
+reference.add_calibrate_to(app)
 reference.add_to(app)
 new.add_to(app)

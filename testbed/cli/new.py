@@ -1,21 +1,25 @@
-"""`testbed new`: write files to begin with: a task, a rule, a topology, the examples, published traces.
-
-Files for a task, a rule or a topology are commented and run unchanged. For traces see
-docs/guide/traces.md.
-"""
+"""Commands that write files: a task, a rule or a topology to begin with, published traces, and packs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from testbed.cli import completion
-from testbed.cli.app import App
-from testbed.cli.arguments import AsJson
-from testbed.console import print_files, print_text, remark
-from testbed.errors import writable_file
+from testbed import console
+from testbed.cli import app
+from testbed.cli.app import DEFAULT_RUNS, App, AsJson, DataRoot, Runs
+from testbed.console import print_files, print_last_line, print_text, quantity, remark
+from testbed.errors import BadInputError, writable_file
+
+if TYPE_CHECKING:
+    from testbed.api.packing import Part
+
+# `testbed new`: write files to begin with: a task, a rule, a topology, the examples, published traces.
+#
+# Files for a task, a rule or a topology are commented and run unchanged. For traces see
+# docs/guide/traces.md.
 
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and -, such as my-rule.")]
 To = Annotated[Path | None, typer.Option("--to", help="File to write (default: print the result).")]
@@ -73,7 +77,7 @@ def trace(
         typer.Argument(
             metavar="FORMAT",
             help="Format of the published trace, such as pensieve (docs/guide/traces.md).",
-            autocompletion=completion.trace_formats,
+            autocompletion=app.trace_formats,
         ),
     ],
     file: Annotated[Path, typer.Argument(help="The trace file.", metavar="FILE")],
@@ -160,3 +164,57 @@ def _print_or_write(text: str, to: Path | None, following: str) -> None:
     writable_file(to).write_text(text, encoding="utf-8")
     print_text(f"{to}: written")
     remark(f"Next: {following}")
+
+
+_PARTS: tuple[Part, ...] = ("models", "telemetry", "logs", "inputs", "data")
+
+
+def add_pack_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Many runs")(pack)
+
+
+def pack(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Run id, run directory, or a sweep's folder.",
+            autocompletion=app.runs,
+        ),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="File to write (default: the run's id with .zip, in this folder)."),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="PART",
+            help=f"Also pack {', '.join(_PARTS)} (inputs: recorded for a replay); repeatable.",
+        ),
+    ] = None,
+    data: DataRoot = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Write a run or a sweep to one archive, which `testbed up` or `testbed sweep` runs again elsewhere.
+
+    A pack has topology, plan, own code, records, versions and checksums.
+    """
+    from testbed.api import packing
+
+    parts = [part for part in _PARTS if part in (include or ())]
+    if unknown := [one for one in include or () if one not in _PARTS]:
+        raise BadInputError(f"--with {unknown[0]}: expected one of {', '.join(_PARTS)}")
+    if as_json:
+        console.verbosity = -1
+    done = packing.pack(run, to, include=parts, data=data, on_progress=remark, runs=runs)
+    if as_json:
+        console.print_json(done)
+        return
+    for sentence in (*done.remarks, *(f"Left out: {part}" for part in done.left_out)):
+        print_text(sentence)
+    held = f"{quantity(len(done.runs), 'run')} in {quantity(done.files, 'file')}"
+    print_text(f"{done.file}: {held}, {done.bytes / 1e6:,.1f} MB, SHA-256 {done.sha256}")
+    print_last_line("", f"testbed {'sweep' if done.is_sweep else 'up'} {done.file}")

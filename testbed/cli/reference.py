@@ -1,17 +1,17 @@
-"""Commands that need no run: rules, selections, tasks, profiles, this host, the images."""
+"""Commands that need no run: rules, selections, tasks, profiles, this host, its speed, the images."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from testbed import console
-from testbed.cli import completion
-from testbed.cli.app import App
-from testbed.cli.arguments import AsJson
+from testbed.cli import app, outcome
+from testbed.cli.app import DEFAULT_RUNS, App, AsJson, EmulatedRuntime, Runs
 from testbed.console import print_files, print_json, print_text, quantity, remark, show, table
 from testbed.errors import BadInputError
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
     from testbed.api.catalog import CatalogEntry
     from testbed.api.machine import Finding
+    from testbed.fidelity.validity import Judgement
 
 _EXPLAINED = {"metavar": "NAME", "help": "Name to explain (default: list all)."}
-Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
-Selection = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.selections)]
-Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.tasks)]
-Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.profiles)]
+Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.rules)]
+Selection = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.selections)]
+Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.tasks)]
+Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.profiles)]
 _PANEL = "Reference"
 
 
@@ -265,3 +266,101 @@ def _show_catalog(entries: Sequence[CatalogEntry], what: str, name: str | None, 
         remark(f"\nNext: testbed {what}s NAME explains one.")
     else:
         print_text(catalog.full(chosen[0]))
+
+
+_SECTION = "virtual"
+"""Section of a topology with the costs that virtual time assumes."""
+
+
+def add_calibrate_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Reference")(calibrate)
+
+
+def calibrate(
+    costs_of: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Print the cost of a training step in these runs (or folders of runs), as settings "
+            "with which virtual time predicts other runs.",
+            autocompletion=app.runs,
+        ),
+    ] = None,
+    fidelity: Annotated[
+        bool,
+        typer.Option(
+            "--fidelity",
+            help="Measure how faithful the emulation is: makes runs over a grid of CPU shares and "
+            "links, which takes minutes.",
+        ),
+    ] = False,
+    runtime: EmulatedRuntime = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Measure the cores again.")] = False,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Measure the speed of this host's cores, the fidelity of its emulation, or the cost of training
+    steps.
+
+    Without options it measures the cores, whose speed converts device profiles to CPU shares.
+    """
+    if bool(costs_of) + fidelity + force > 1:
+        raise BadInputError("give one of RUN, --fidelity and --force")
+    if runtime != "auto" and not fidelity:
+        raise BadInputError("--runtime needs --fidelity")
+    if fidelity:
+        _fidelity(runtime, runs, as_json=as_json)
+    elif costs_of:
+        _step_time(costs_of, runs, as_json=as_json)
+    else:
+        _cores(force=force, as_json=as_json)
+
+
+def _cores(*, force: bool, as_json: bool) -> None:
+    from testbed.api import machine
+
+    found = machine.calibrate(force=force)
+    if as_json:
+        print_json(found.flat())
+    else:
+        print_text(found.summary())
+
+
+def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
+    from testbed.api import machine, results
+    from testbed.view import View
+
+    class _FidelityView(View):
+        def progress(self, message: str) -> None:
+            remark(message)
+
+        def judged(self, judgement: Judgement) -> None:
+            if not as_json:
+                outcome.show(judgement)
+
+    if as_json:
+        console.verbosity = -1
+    made = machine.measure_fidelity(runtime, runs=runs, view=_FidelityView())
+    if as_json:
+        print_json([outcome.finished_run(results.read_run(path)) for path in made])
+
+
+def _step_time(names: Sequence[str], runs: Path, *, as_json: bool) -> None:
+    from testbed.api import outputs, results
+
+    found = results.step_time(results.load_all(names, runs))
+    if as_json:
+        steps: list[Any] = found.devices.drop(columns="depth").to_dict("records")
+        devices = [outputs.DeviceStep(**step) for step in steps]
+        print_json(outputs.StepTimes(found.virtual, devices))
+        return
+    rows = [
+        (f"{cpu:.3g}", f"{len(own)}", f"{own['trainings'].sum()}", f"{1e3 * own['step'].mean():.3g}")
+        for cpu, own in found.devices.groupby("cpu")
+    ]
+    headings = ("share of a core", "devices", "trainings", "ms of CPU per step")
+    console.show_numbers(headings, rows[::-1])
+    settings = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in found.virtual.items())
+    print_text(
+        f"\nFor virtual time at these costs, in a topology of the same task:\n\n{_SECTION}:{settings}"
+    )

@@ -36,7 +36,7 @@ from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed, is_live
 from testbed.dashboard.first_page import TEMPLATES, VisibleRuns, list_page
 from testbed.errors import BadInputError
-from testbed.run import logs
+from testbed.run import live_runs
 from testbed.rundir.directory import RunDirectory
 from testbed.watching.hosts import OwnHosts
 
@@ -129,7 +129,7 @@ def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
     """Return the processes that have a log, the one to show, and its log. If `component` is None, show
     the first non-empty log."""
     try:
-        texts = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
+        texts = dict(live_runs.read_logs(RunDirectory(path), None, _LOG_LINES))
     except (BadInputError, OSError) as error:
         return [], "", str(error)
     if component is None:

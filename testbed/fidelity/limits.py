@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agents.device.control_group import weights_of
 from agents.wire.messages import NO_LIMIT, CgroupLimits
-from testbed.host.cpusets import cpu_numbers
+from testbed.host.cpus import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024
 """Largest page size of common kernels, which round memory limits to whole pages."""

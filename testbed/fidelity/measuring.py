@@ -26,8 +26,8 @@ Limits. A device's init reads the limits of its container from the kernel at the
 change. Each limit must be as requested.
 
 Links. Probes measure the links before the run. During the run, the bytes that leave a link's queue while
-packets wait are compared with the bytes that the link's rate allows (`agents.device.backlog`). The
-duration of a transfer says less, because it includes waiting for the client and the aggregator.
+packets wait are compared with the bytes that the link's rate allows (`agents.device.link_measurement`).
+The duration of a transfer says less, because it includes waiting for the client and the aggregator.
 
 If a request changed during the run, each phase is measured separately, and the worst phase is the
 device's figure. Times are in seconds of device time. CPU shares are shares of one host core. Rates are
@@ -115,7 +115,7 @@ def measure(
 ) -> Fidelity:
     """Compare the requested resources with the measured ones.
 
-    `samples`: telemetry (`agents.device.resource_usage`), probes of links, and limits, in any order.
+    `samples`: telemetry (`agents.device.control_group`), probes of links, and limits, in any order.
     Values that are not numbers are ignored.
 
     A sample with the key `probe` is a probe of a link. It may have `up` and `down` (bit/s on the wire),

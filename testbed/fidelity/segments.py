@@ -18,7 +18,7 @@ from agents.wire import messages
 from agents.wire.messages import MessageError, NetworkUse, SegmentFigures
 from testbed.fidelity.figures import Figure, SegmentFidelity
 from testbed.plan.agent_configs import RunSpec
-from testbed.rundir.tail import Samples
+from testbed.rundir.live_files import Samples
 
 Span = tuple[float, float]
 """Begin and end, in seconds of device time."""

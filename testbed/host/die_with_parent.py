@@ -27,7 +27,7 @@ def prefix(cpuset: str = "") -> list[str]:
     The command runs on the CPUs of `cpuset`, or on the CPUs of this process if `cpuset` is empty. Python
     is started isolated and without site-packages, because that is fast.
     """
-    from testbed.host.cpusets import cpu_numbers  # not at the top: the isolated program cannot find it
+    from testbed.host.cpus import cpu_numbers  # not at the top: the isolated program cannot find it
 
     cpus = cpu_numbers(cpuset) or os.sched_getaffinity(0)
     numbers = ",".join(map(str, sorted(cpus)))

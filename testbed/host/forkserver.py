@@ -36,10 +36,10 @@ from typing import Any
 
 import psutil
 
-from agents.imports import freeze, without_garbage_collection
+from agents.process import freeze, without_garbage_collection
 from testbed.errors import HostError
 from testbed.host import die_with_parent, run_module
-from testbed.host.cpusets import cpu_numbers
+from testbed.host.cpus import cpu_numbers
 from testbed.host.subprocesses import last_lines
 
 AVAILABLE = sys.platform == "linux"

@@ -1,9 +1,10 @@
-"""Build images with the engine's own builder, over the Docker SDK."""
+"""Build images with the engine's own builder, over the Docker SDK, with an estimate of the time."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import secrets
 import shutil
 import tarfile
@@ -11,8 +12,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,12 +22,12 @@ from typing import IO
 import docker
 from docker.errors import APIError
 
+from testbed import console
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.signals import uninterrupted
 from testbed.host.subprocesses import StoppedError
-from testbed.images import debian, wheels
-from testbed.images.build_time import BuildTime
+from testbed.images import tags, wheels
 from testbed.images.tags import (
     AGENTS,
     CUDA,
@@ -39,6 +41,35 @@ from testbed.images.tags import (
     module_files,
     parent_of,
 )
+
+_FILE = "image-seconds.json"
+"""Seconds that the last build of each kind of image took, in the cache."""
+
+
+class BuildTime:
+    """`str` returns the time left as text, such as `about 90 s left`. The text is empty if one of the
+    images was never built on this host."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self._left = set(kinds)
+        self._seconds: dict[str, float] = {}
+        with suppress(OSError, ValueError, TypeError):
+            self._seconds = dict(json.loads((cache.folder() / _FILE).read_bytes()))
+        self._mark = time.monotonic()
+
+    def record_built(self, kind: str) -> None:
+        """The build time is the time since the previous image was finished, or since the start of the
+        build."""
+        now = time.monotonic()
+        self._left.discard(kind)
+        self._seconds[kind], self._mark = round(now - self._mark, 1), now
+        cache.keep(cache.folder() / _FILE, json.dumps(self._seconds))
+
+    def __str__(self) -> str:
+        if not self._left <= self._seconds.keys():
+            return ""
+        return console.time_left_text(sum(self._seconds[kind] for kind in self._left))
+
 
 _BUILD_LABEL = "testbed.build"
 """Has a different value for each build, and so identifies the containers of an interrupted build."""
@@ -198,12 +229,12 @@ class Builder:
     def _base(self, architecture: str, stop: threading.Event) -> None:
         """Start from Debian's image. If no registry answers, bootstrap from Debian's packages."""
         packages = FOLDER / "base" / "packages.txt"
-        if image_exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
+        if image_exists(self.client, tags.DEBIAN_IMAGE) or docker_engine.registry_has(tags.DEBIAN_IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
             return
         with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
             names = packages.read_text(encoding="utf-8").split()
-            archive = debian.bootstrap(names, architecture, self.scratch, stop)
+            archive = tags.bootstrap_debian(names, architecture, self.scratch, stop)
             repository, tag = self.tags["base"].split(":")
             self.client.api.import_image_from_file(
                 str(archive), repository, tag, changes=[f"LABEL {LABEL}=base"]

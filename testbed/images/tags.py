@@ -1,22 +1,84 @@
-"""Tags of the container images, computed from their inputs. Computing a tag only reads files.
-
-base -> libraries -> agent, and base -> broker. A run with its own code adds agent -> requirements ->
-code. If the code has no requirements, the run adds agent -> code. For devices with a GPU there is a
-second chain with CUDA: base -> libraries-cuda -> agent-cuda -> ...
-
-A tag is a hash of everything in the image, including the tag of the image's parent. So an image that
-exists is up to date, and a change rebuilds only the images that depend on it.
-"""
+"""Tags of the container images, computed from their inputs, the packages of their Debian base, and which
+images are in use."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from testbed import bundle
-from testbed.images import debian
+from testbed.errors import HostError
+from testbed.host import cache
+from testbed.host.subprocesses import run
+
+SUITE = "bookworm"
+DEBIAN_IMAGE = f"debian:{SUITE}-slim"
+"""Debian's official image, which is used if a registry answers."""
+
+DEBIAN_OPTIONS = (
+    # No apt: nothing is installed into the image later.
+    "--variant=essential",
+    "--quiet",
+    "--dpkgopt=force-unsafe-io",
+    '--aptopt=Acquire::Languages "none"',
+    # Not by dpkg's path-exclude, for which mmdebstrap starts a filter in Python for each package.
+    '--customize-hook=cd "$1/usr/share" && rm -rf doc/* info/* locale/* man/*',
+)
+_MEMORY = Path("/dev/shm")  # noqa: S108  (mmdebstrap makes a folder of its own there)
+_MEMORY_BYTES = 2 << 30
+"""Free memory with which the files are made in memory. They take less than 0.5 GB."""
+
+
+def bootstrap_debian(
+    packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event
+) -> Path:
+    """Return a tar archive of Debian's essential packages and `packages`.
+
+    `architecture`: name of the architecture in Debian and Docker. Root is not needed, because mmdebstrap
+    uses a user namespace, whose users must be able to reach the folder for its temporary files. Raises
+    HostError if the archive cannot be made.
+    """
+    if shutil.which("mmdebstrap") is None:
+        raise HostError(
+            f"No registry with {DEBIAN_IMAGE} answers, and mmdebstrap, which makes the base image from "
+            "Debian's packages, is not installed: run 'sudo apt-get install mmdebstrap uidmap', or give "
+            "the Docker engine access to a registry."
+        )
+    archive = scratch / "base.tar"
+    command = ["mmdebstrap", *DEBIAN_OPTIONS, f"--architectures={architecture}"]
+    with archive.open("wb") as output:
+        include = f"--include={','.join(packages)}"
+        run([*command, include, SUITE, "-"], stop=stop, output=output, temporary=_folder_in_memory())
+    return archive
+
+
+def _folder_in_memory() -> Path | None:
+    """Programs can be started in it. None if there is none with enough space. On a disk, thousands of
+    small files and their removal take as long as all else."""
+    try:
+        found = os.statvfs(_MEMORY)
+    except OSError:
+        return None
+    free = min(found.f_bavail * found.f_frsize, psutil.virtual_memory().available)
+    return _MEMORY if free >= _MEMORY_BYTES and not found.f_flag & os.ST_NOEXEC else None
+
+
+# Tags of the container images, computed from their inputs. Computing a tag only reads files.
+#
+# base -> libraries -> agent, and base -> broker. A run with its own code adds agent -> requirements ->
+# code. If the code has no requirements, the run adds agent -> code. For devices with a GPU there is a
+# second chain with CUDA: base -> libraries-cuda -> agent-cuda -> ...
+#
+# A tag is a hash of everything in the image, including the tag of the image's parent. So an image that
+# exists is up to date, and a change rebuilds only the images that depend on it.
 
 FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
@@ -69,7 +131,7 @@ class ImageAdditions:
 
 def current_tags(folder: Path, sources: Path) -> dict[str, str]:
     """`folder`: build inputs. `sources`: the package `agents`."""
-    base = _tag("base", _inputs(folder / "base"), repr(debian.OPTIONS))
+    base = _tag("base", _inputs(folder / "base"), repr(DEBIAN_OPTIONS))
     libraries = _tag("libraries", _inputs(folder / "libraries"), base)
     agent = _tag("agent", _inputs(folder / "agent") | module_files(sources), libraries)
     broker = _tag("broker", _inputs(folder / "broker"), base)
@@ -133,3 +195,25 @@ def _inputs(folder: Path) -> dict[str, Path]:
 def module_files(package: Path) -> dict[str, Path]:
     """Return path in the image -> path on this host. Byte code and other files are left out."""
     return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}
+
+
+_REGISTER = "images-in-use"
+"""Folder in the cache. It has one file per checkout, code or Dockerfile, which lists images in use."""
+
+
+def register_images(tags: Tags, own: str = "") -> None:
+    """`own`: path of code or Dockerfile; empty for this checkout."""
+    name = hashlib.sha256(f"{FOLDER}{own}".encode()).hexdigest()[:12]
+    entry = {"folder": own or str(FOLDER), "tags": [*tags.values()]}
+    cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
+
+
+def registered_images() -> dict[str, str]:
+    """Return tag -> path of the checkout, code or Dockerfile that uses it.
+
+    Entries whose path no longer exists are left out.
+    """
+    registers = [json.loads(path.read_bytes()) for path in (cache.folder() / _REGISTER).glob("*.json")]
+    return {
+        tag: one["folder"] for one in registers if Path(one["folder"]).exists() for tag in one["tags"]
+    }

@@ -1,9 +1,5 @@
-"""The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
-
-The wheels are for Python 3.11, glibc, and the engine's architecture, even if this host has another
-Python or architecture. The wheels are unpacked on the host while the base image is built, so neither pip
-nor a wheel enters a layer.
-"""
+"""The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked,
+and packages that are compiled for one version and build of PyTorch."""
 
 from __future__ import annotations
 
@@ -20,11 +16,126 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.host.subprocesses import StoppedError, run
-from testbed.images import torch_companions
-from testbed.installing import torch_index
+from testbed.images.tags import FOLDER
+from testbed.installing import installer
+
+# Packages that are compiled for one version and one build of PyTorch, such as torchvision.
+#
+# A user's requirements must accept the PyTorch of the images, and the packages that pip finds must be
+# for the same build: a torchvision that is linked to CUDA cannot be imported beside a CPU build of
+# PyTorch.
+
+CONSTRAINTS = FOLDER / "requirements" / "companions.txt"
+_CUDA_LIBRARIES = (b"libtorch_cuda.so", b"libc10_cuda.so")
+"""Libraries in PyTorch's builds with CUDA. A compiled file that is linked to one of them contains its
+name."""
+_COMPILED = ".so"
+
+
+def pinned_versions() -> dict[str, str]:
+    """Return name -> version, for torch and its companions in the images."""
+    lines = (FOLDER / "libraries" / "requirements.txt", CONSTRAINTS)
+    texts = [line for path in lines for line in path.read_text(encoding="utf-8").splitlines()]
+    pins = (line.partition("==") for line in texts if line.startswith("torch"))
+    return {name: version for name, _, version in pins if version}
+
+
+def companions_refusal(requirement: Requirement) -> str | None:
+    """Return why `requirement` cannot be installed beside the PyTorch of the images, with what to write
+    instead; None for other packages, and if the pinned version satisfies `requirement`."""
+    pins = pinned_versions()
+    name = canonicalize_name(requirement.name)
+    if name not in pins:
+        return None
+    if requirement.url is None and requirement.specifier.contains(pins[name], prereleases=True):
+        return None
+    torch = pins["torch"]
+    if name == "torch":
+        return f"would replace PyTorch {torch} of the testbed: write torch, without a version"
+    return (
+        f"is for another PyTorch than {torch}, which the testbed has: write {name}, or "
+        f"{name}=={pins[name]}"
+    )
+
+
+def companions_command(*requirements: str, again: bool = False) -> str:
+    """Command for this environment that does not replace PyTorch. Companions of PyTorch get the version
+    and the build that fit this environment's torch.
+
+    `again`: whether the packages are installed already, but in another build.
+    """
+    pins = pinned_versions()
+    names = {text: canonicalize_name(Requirement(text).name) for text in requirements}
+    words = [sys.executable, "-m", "pip", "install"]
+    if again:
+        words += ["--force-reinstall", "--no-deps"]
+    if any(name in pins for name in names.values()) and _is_cpu_build(_version_of_torch()):
+        words += ["--extra-index-url", installer.CPU_INDEX]
+    words += [f"'{name}=={pins[name]}'" if name in pins else f"'{text}'" for text, name in names.items()]
+    return " ".join(words)
+
+
+def cuda_wheels(wheels: Sequence[Path]) -> list[str]:
+    """Names and versions of the wheels with libraries that are linked to CUDA builds of PyTorch."""
+    found = []
+    for path in wheels:
+        with zipfile.ZipFile(path) as wheel:
+            compiled = (name for name in wheel.namelist() if name.endswith(_COMPILED))
+            if any(_is_linked_to_cuda(wheel.read(name)) for name in compiled):
+                found.append(" ".join(path.name.split("-")[:2]))
+    return found
+
+
+def unfit_installed() -> dict[str, str]:
+    """Return name -> version of companions of PyTorch that need another version or build than the
+    installed PyTorch."""
+    found = {}
+    for name, version in pinned_versions().items():
+        if name == "torch":
+            continue
+        try:
+            installed = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        files = (Path(str(file.locate())) for file in installed.files or () if file.suffix == _COMPILED)
+        is_other_version = installed.version.partition("+")[0] != version
+        if is_other_version or (
+            _is_cpu_build(_version_of_torch())
+            and any(_is_linked_to_cuda(file.read_bytes()) for file in files)
+        ):
+            found[name] = installed.version
+    return found
+
+
+def cpu_wheels(wheels: Sequence[Path]) -> list[str]:
+    """Names and versions of the wheels with a version that ends with `+cpu`."""
+    named = (path.name.split("-")[:2] for path in wheels)
+    return [f"{name} {version}" for name, version in named if _is_cpu_build(version)]
+
+
+def _version_of_torch() -> str:
+    return importlib.metadata.version("torch")
+
+
+def _is_cpu_build(version: str) -> bool:
+    return version.endswith("+cpu")
+
+
+def _is_linked_to_cuda(library: bytes) -> bool:
+    return any(name in library for name in _CUDA_LIBRARIES)
+
+
+# The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
+#
+# The wheels are for Python 3.11, glibc, and the engine's architecture, even if this host has another
+# Python or architecture. The wheels are unpacked on the host while the base image is built, so neither
+# pip nor a wheel enters a layer.
 
 _PYTHON = "3.11"
 _PIP = (sys.executable, "-m", "pip", "--quiet")
@@ -61,7 +172,7 @@ def fetch_wheels(
         run(command, temporary=scratch, stop=stop)
         require_cuda([wheel.name for wheel in partial.glob("*.whl")])
     else:
-        index = torch_index.cpu_source()
+        index = installer.cpu_source()
         if not any(line.endswith("+cpu") for line in wanted):
             refuse_cuda(_resolve([*index.options, *options, *wanted], scratch, stop), index.reason)
         try:
@@ -87,7 +198,7 @@ def fetch_more_wheels(
     there = {wheel.name for wheel in ours.glob("*.whl")}
     versions = ["==".join(name.split("-")[:2]) for name in sorted(there)]
     torch = next((pin for pin in versions if pin.startswith("torch==")), "torch")
-    versions += significant_lines(torch_companions.CONSTRAINTS.read_text(encoding="utf-8"))
+    versions += significant_lines(CONSTRAINTS.read_text(encoding="utf-8"))
     options = platform_options(machine)
     digest = hashlib.sha256("\n".join([*options, *requirements, *versions]).encode()).hexdigest()[:12]
     folder = cache.folder() / f"wheels-{digest}"
@@ -97,7 +208,7 @@ def fetch_more_wheels(
     constraints.write_text("\n".join(versions), encoding="utf-8")
     partial = Path(tempfile.mkdtemp(dir=scratch))
     where = [f"--dest={partial}", f"--find-links={ours}", f"--constraint={constraints}"]
-    index = torch_index.cpu_source() if torch.endswith("+cpu") else None
+    index = installer.cpu_source() if torch.endswith("+cpu") else None
     try:
         command = [*_PIP, "download", *where, *options, *(index.options if index else ())]
         run([*command, "--", *requirements], temporary=scratch, stop=stop)
@@ -113,23 +224,21 @@ def fetch_more_wheels(
     return folder
 
 
-def _refuse_other_builds(
-    added: Sequence[Path], torch: str, index: torch_index.TorchSource | None
-) -> None:
+def _refuse_other_builds(added: Sequence[Path], torch: str, index: installer.TorchSource | None) -> None:
     """Raises BadInputError if a wheel is for another build of PyTorch than `torch` (such as
     `torch==2.13.0+cpu`). `index`: source of the wheels; None if `torch` is no CPU build."""
     if index is None:
-        if cpu := torch_companions.cpu_wheels(added):
+        if cpu := cpu_wheels(added):
             raise BadInputError(
                 f"requirements: pip finds {', '.join(cpu)}, a CPU build, but devices with a GPU have "
                 f"{torch}: let pip find PyTorch's wheels with CUDA, such as those of the Python Package "
                 "Index (pip config list shows where it looks), then run it again"
             )
-    elif cuda := torch_companions.cuda_wheels(added):
+    elif cuda := cuda_wheels(added):
         raise BadInputError(
             f"requirements: pip finds {', '.join(cuda)}, a build for CUDA, but the agents' image has "
             f"{torch}. Source of the wheels: {index.reason}. Let pip find the CPU build: export "
-            f"PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run it again"
+            f"PIP_EXTRA_INDEX_URL={installer.CPU_INDEX}, then run it again"
         )
 
 
@@ -226,7 +335,7 @@ def refuse_cuda(packages: Sequence[str], reason: str) -> None:
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
             f"that devices without a GPU cannot use. PyTorch: {reason}. Let pip find a CPU build, for "
-            f"example with PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run "
+            f"example with PIP_EXTRA_INDEX_URL={installer.CPU_INDEX}, then run "
             "'testbed images build' again."
         )
 

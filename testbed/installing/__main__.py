@@ -16,8 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from testbed.installing import torch_index
-from testbed.installing.installer import Installer, choose, compile_pins, phase, print_line
+from testbed.installing.installer import (
+    Installer,
+    choose,
+    compile_pins,
+    phase,
+    print_line,
+    source_for_host,
+)
 
 BUILDERS = ("docker", "packaging", "psutil", "xxhash")
 """Packages that `python -m testbed.images` needs, with what these bring."""
@@ -34,7 +40,7 @@ compile PyTorch anew."""
 _BUILDER = (sys.executable, "-m", "testbed.images")
 _HEADER = "# With these versions, a set-up is the same tomorrow. Written by: make constraints\n"
 _BROKER_FOLDER = (
-    "from testbed.broker import programs; print(programs.AMQTT_FOLDER, programs.AMQTT, sep='\\n')"
+    "from testbed.broker import configuration as it; print(it.AMQTT_FOLDER, it.AMQTT, sep='\\n')"
 )
 
 
@@ -72,7 +78,7 @@ def _options(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[
 
 def set_up(installer: Installer, constraints: Path | None, *, images: bool) -> None:
     """With `images`, container images are built at the same time."""
-    torch = torch_index.source_for_host()
+    torch = source_for_host()
     print_line(f"  PyTorch: {torch.reason}")
     if images:
         installer.install(*(one for one in _project()["dependencies"] if _name(one) in BUILDERS))

@@ -22,8 +22,8 @@ from testbed.packs import layout
 from testbed.packs.layout import DATA, SWEEP, TOPOLOGY
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import kept
-from testbed.topology import fleets, paths, units, yamlfile
+from testbed.sweeps.files import KEPT_BESIDE, KEPT_FOLDER, check_not_running
+from testbed.topology import fleets, units, yamlfile
 from testbed.topology.draw_settings import population_names
 from testbed.traits import is_simulated
 
@@ -92,11 +92,11 @@ def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
 def of_sweep(folder: Path, parts: Sequence[Part]) -> Contents:
     """The sweep with its finished runs. Raises BadInputError if the sweep is still executed, or if its
     folder lacks the sweep's file."""
-    kept.check_not_running(folder)
-    own = folder / kept.FOLDER
+    check_not_running(folder)
+    own = folder / KEPT_FOLDER
     if not (own / SWEEP).is_file():
         raise BadInputError(
-            f"{folder} has no {kept.FOLDER}/{SWEEP}: run `testbed sweep` with the sweep's file again "
+            f"{folder} has no {KEPT_FOLDER}/{SWEEP}: run `testbed sweep` with the sweep's file again "
             "(finished runs are not repeated), then pack"
         )
     with reading_run(folder):
@@ -118,7 +118,7 @@ def of_sweep(folder: Path, parts: Sequence[Part]) -> Contents:
         _add_yaml(contents, own / TOPOLOGY, TOPOLOGY, sources)
         for path in sorted(own.glob("code*/")):
             _add_folder(contents, path, path.name)
-        for name in kept.BESIDE:
+        for name in KEPT_BESIDE:
             if (own / name).is_file():
                 contents.add(name, own / name)
         kept_index = {"cells": {key: e for key, e in index["cells"].items() if e in entries}}
@@ -182,7 +182,7 @@ def _add_records(
 def _add_yaml(contents: Contents, path: Path, name: str, sources: _SourceFiles) -> None:
     """Make paths lead to files of the pack."""
     data = yamlfile.read(path).data
-    text = yamlfile.write(paths.replace(data, sources.packed_name), str(path))
+    text = yamlfile.write(yamlfile.replace_paths(data, sources.packed_name), str(path))
     contents.add(name, text.encode())
 
 
@@ -220,7 +220,7 @@ class _SourceFiles:
         path = self.base / text
         if key == "path" and text.startswith(f"{DATA}/"):
             self.contents.data_paths[str(path.absolute())] = text.removeprefix(f"{DATA}/")
-        elif key != "code" and not paths.leads_outside(text) and path.is_file():
+        elif key != "code" and not yamlfile.leads_outside(text) and path.is_file():
             self.contents.add(text, path)
 
     def _add(self, key: str, path: Path) -> str:
@@ -274,10 +274,10 @@ def outside_paths(data: Any) -> Iterator[str]:
     found: list[str] = []
 
     def look(_: str, text: str) -> None:
-        if text not in population_names() and paths.leads_outside(text):
+        if text not in population_names() and yamlfile.leads_outside(text):
             found.append(text)
 
-    paths.replace(data, look)
+    yamlfile.replace_paths(data, look)
     yield from found
 
 

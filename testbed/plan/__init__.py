@@ -1,7 +1,7 @@
 """Plan of a run: the resources that a host gives to each device of a topology. The configuration files
 of the run's agents are made from the plan."""
 
-from testbed.host.cpusets import cpuset
+from testbed.host.cpus import cpuset
 from testbed.plan.assignment import plan
 from testbed.plan.catalog import Catalog
 from testbed.plan.host import HostResources, this_host

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agents import pipeline
+from agents import pipeline, random_generators
 from agents.config import (
     BEGUN,
     FIT_KEEPALIVE,
@@ -32,11 +32,11 @@ from agents.tasks.interface import Task
 from agents.timing import durations
 from agents.timing.clock_sync import LARGEST_ERROR
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
-from testbed.host.cpusets import cpu_numbers
-from testbed.plan import model_check, planned_actions, rounds
+from testbed.host.cpus import cpu_numbers
+from testbed.plan import model_check, planned_devices, rounds
 from testbed.plan.planned_devices import Plan, PlannedDevice, segment_in_host_time
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, seeds
+from testbed.topology import Topology
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -232,7 +232,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     topology, parameters = spec.topology, model_check.check(spec.topology)
     expected = rounds.estimate_rounds(topology, spec.plan, parameters, spec.samples)
     downlink, _ = own_elements(topology)
-    slowest, size = planned_actions.lowest_rates(topology, spec.plan), 4 * (parameters + downlink)
+    slowest, size = planned_devices.lowest_rates(topology, spec.plan), 4 * (parameters + downlink)
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     seen = {
@@ -291,7 +291,9 @@ def router_config(
         segments=[segment_in_host_time(one, spec.plan.dilation) for one in spec.plan.segments.values()],
         attached={d.name: d.segment for d in devices if d.segment is not None},
         dilation=spec.plan.dilation,
-        seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
+        seed=seed
+        if node is None
+        else int(random_generators.generator(seed, node, "router").integers(2**62)),
         background_seed=seed,
         several=node is not None,
     )
@@ -343,7 +345,7 @@ def _aggregator(
         keeps_models=keeps_models(topology, spec.plan),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
-        patient=planned_actions.has_steps(topology, spec.plan) or spec.plan.has_chargers,
+        patient=planned_devices.has_action_steps(topology, spec.plan) or spec.plan.has_chargers,
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,

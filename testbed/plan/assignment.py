@@ -4,28 +4,31 @@ cores."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib import metadata
+
+from packaging.requirements import Requirement
 
 from agents import config
 from agents.config import AccessLink, Segment
-from testbed.host.cpusets import cpuset
-from testbed.plan import feasibility, gpu_placement, memory, notes
-from testbed.plan.catalog import HERE, Catalog
+from testbed.host.cpus import cpuset
+from testbed.host.nodes import Node
+from testbed.plan import costs, feasibility, model_check, placement, plan_tables
+from testbed.plan.catalog import HERE, Catalog, needs_speeds, with_cpu
 from testbed.plan.energy import energy_of
-from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.host import HostResources
-from testbed.plan.measurements import Measurements
+from testbed.plan.host import HostResources, Measurements, choose_shaper, this_host
 from testbed.plan.placement import (
     SHARED_CAPACITY,
     NodeRequest,
+    PlannedGpu,
     PlannedNode,
     UnplacedDevice,
     divide_node,
     place,
 )
 from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers, RealLimits
-from testbed.plan.shaper import choose_shaper
+from testbed.speed.calibration import Calibration, calibrate
 from testbed.topology import Topology, link_traces, network, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, TransferSettings
 from testbed.topology.yamlfile import Problem
@@ -57,8 +60,8 @@ def plan(
     have.
     """
     found = traits(runtime)
-    message = memory.message(catalog.model, topology.rule.build().client_side)
-    reserved = memory.server_memory(message, len(topology.device_names))
+    message = costs.message_memory(catalog.model, topology.rule.build().client_side)
+    reserved = costs.server_memory(message, len(topology.device_names))
     segments = network.to_segments(topology.segments, catalog.background)
     groups = _groups(topology, found, host, catalog, reserved, segments)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
@@ -90,7 +93,7 @@ def plan(
         made = _on_nodes(topology, made, host, catalog, groups, reserved)
     else:
         made = _on_host(topology, made, host, groups, reserved, problems)
-    return replace(made, notes=tuple(notes.plan_notes(topology, made, catalog, host)))
+    return replace(made, notes=tuple(plan_tables.plan_notes(topology, made, catalog, host)))
 
 
 def _on_host(
@@ -118,7 +121,7 @@ def _on_host(
     shaper, shaper_problems = choose_shaper(topology, found, host.lack_of_netem)
     problems += shaper_problems
     if found.gpus:
-        problems += gpu_placement.gpu_problems(topology, host.gpus, dilation)
+        problems += placement.gpu_problems(topology, host.gpus, dilation)
     devices = list(_devices(topology, groups, dilation))
     if not oversubscribe:
         at_start = {one.name: one.cpu or 0.0 for one in devices}
@@ -129,7 +132,7 @@ def _on_host(
         ]
     on_gpus: Mapping[str, PlannedGpu] = {}
     if found.gpus and not problems:
-        on_gpus, no_room = gpu_placement.place_on_gpus(topology, host.gpus, oversubscribe=oversubscribe)
+        on_gpus, no_room = placement.place_on_gpus(topology, host.gpus, oversubscribe=oversubscribe)
         problems += [] if no_room is None else [no_room]
     if problems:
         raise topology.source.error(problems)
@@ -143,7 +146,7 @@ def _on_host(
         evaluation_cpus=cpuset(host.cores[split:]),
         device_capacity=capacity,
         shaper=shaper,
-        aggregator_memory=memory.aggregator_limit(host.memory, devices, reserved),
+        aggregator_memory=costs.aggregator_limit(host.memory, devices, reserved),
     )
 
 
@@ -206,7 +209,7 @@ def _on_nodes(
         shaper=shaper,
         nodes=nodes,
         placement=placed,
-        aggregator_memory=memory.aggregator_limit(host.nodes[0].memory, beside, reserved),
+        aggregator_memory=costs.aggregator_limit(host.nodes[0].memory, beside, reserved),
     )
 
 
@@ -292,7 +295,7 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
     sizes = [size for group, size in pairs if size is not None for _ in group.device_names]
     most = max(sizes, default=0)
     if free is not None:
-        most = max(DEFAULT_MEMORY, memory.equal_limit(sizes, free - given))
+        most = max(DEFAULT_MEMORY, costs.equal_limit(sizes, free - given))
     return [_limit_of(group) if size is None else min(size, most) for group, size in pairs]
 
 
@@ -387,3 +390,72 @@ def _devices(
             host = group.real_host(name) if group.is_real else None
             alike |= {"name": name, "speed": drawn, "host": host}
             yield PlannedDevice(**alike)  # `replace` takes twice as long
+
+
+def check_model(topology: Topology) -> None:
+    """Raises BadInputError if the model or its initial state is invalid."""
+    model_check.check(topology)
+    if topology.task.initial is not None:
+        from testbed.plan import models  # imports torch, which takes a second
+
+        models.check_initial(topology)
+
+
+def check_requirements(topology: Topology, *, installed: bool) -> None:
+    """Raise BadInputError if the user's own code requires packages that are for another PyTorch than the
+    testbed's. If `installed` is true, the packages must also be installed on this host."""
+    if not topology.requirements:
+        return
+    from testbed.images import wheels  # imports the Docker SDK, which takes half a second
+
+    problems = []
+    for index, text in enumerate(topology.requirements):
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        if (refusal := wheels.companions_refusal(wanted)) is not None:
+            message = f"{text} {refusal}"
+            problems.append(topology.source.problem(("requirements", index), message))
+            continue
+        if not installed:
+            continue
+        try:
+            found = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            found = None
+        if found is None or not wanted.specifier.contains(found, prereleases=True):
+            state = "is not installed" if found is None else f"is installed as {found}"
+            problems.append(
+                topology.source.problem(
+                    ("requirements", index),
+                    f"{wanted.name} {state}: run {wheels.companions_command(text)}",
+                )
+            )
+    if problems:
+        raise topology.source.error(problems)
+
+
+def plan_on_host(
+    topology: Topology,
+    catalog: Catalog,
+    runtime: str,
+    nodes: Sequence[Node],
+    speeds: Callable[[], Mapping[str, Calibration]],
+    *,
+    oversubscribe: bool,
+) -> Plan:
+    """`nodes`: the machines, this machine first; empty if the runtime uses only one. `speeds`: measures
+    the speed of a core of each node, and returns node's id -> calibration. Raises BadInputError."""
+    if needs_speeds(topology, catalog, many_hosts=bool(nodes)):
+        found = speeds() if nodes else {HERE: calibrate()}
+        here = nodes[0].id if nodes else HERE
+        catalog = with_cpu(catalog, topology, found, here)
+        nodes = [replace(one, core=found[one.id].gflops / found[here].gflops) for one in nodes]
+    host = this_host(
+        netem=traits(runtime).shaper is None,
+        gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
+        cuda=topology.runtime.device == "cuda" and not traits(runtime).images,
+    )
+    catalog = replace(catalog, model=4 * model_check.check(topology))
+    host = replace(host, nodes=tuple(nodes))
+    return plan(topology, runtime, host, catalog, oversubscribe=oversubscribe)

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agents import config
-from agents.energy.settings import ChargerConfig
+from agents.energy import ChargerConfig
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.plan.energy import energy_problems
-from testbed.plan.measurements import Measurements
-from testbed.plan.step_work import count_step_work
-from testbed.speed.calibration import Calibration, cpu_share, work_seconds
-from testbed.speed.kinds import KINDS, Work
+from testbed.plan.host import Measurements
+from testbed.plan.model_check import count_step_work
+from testbed.speed.calibration import KINDS, Calibration, Work, cpu_share, work_seconds
 from testbed.topology import Topology, energy, link_traces, profiles
 from testbed.topology.devices import LinkSettings, LinkTrace
 from testbed.topology.energy import ChargerSettings

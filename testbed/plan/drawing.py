@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 from agents.config import AccessLink, Segment, path_of
-from testbed.plan.fleet_tables import KeyDistribution
+from testbed.plan.plan_tables import KeyDistribution
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.units import format_duration, format_rate

@@ -1,16 +1,74 @@
-"""Resources of this machine for a run."""
+"""This machine for a run: its resources, the shaper of its links, and what is measured on it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psutil
+from pydantic import Field
 
+from testbed.host import kernel
 from testbed.host.gpus import NOT_LOOKED_FOR, Gpus
 from testbed.host.nodes import Node
-from testbed.plan.shaper import lack_of_netem
+from testbed.topology import Topology, Virtual, validation_errors, yamlfile
+from testbed.topology.fields import Cpu, Model
+from testbed.topology.yamlfile import Problem
+from testbed.traits import Traits
+
+# Shapers, which emulate a run's links.
+#
+# `netem`: the device's own network namespace has a token bucket filter (tbf) for each direction, and
+# netem is the child qdisc of each tbf. `tbf+delay`: the device has the same tbf, and the router between
+# devices and broker has a delay line. In both cases, tbf limits the rates. `relay`: local processes
+# share their host's network, so they use a relay (testbed.relay).
+
+
+@dataclass(frozen=True, slots=True)
+class Shaper:
+    name: str
+    """`netem`, `tbf+delay` or `relay`."""
+    why: str
+
+    @property
+    def is_netem(self) -> bool:
+        return self.name == "netem"
+
+
+def choose_shaper(
+    topology: Topology, runtime: Traits, lack: str | None
+) -> tuple[Shaper | None, list[Problem]]:
+    """`lack`: why the kernel's netem cannot be used; None if it can. There is no shaper if there are no
+    links."""
+    linked = any(
+        (group.link is not None or group.segment_name is not None) and not group.is_real
+        for group in topology.devices
+    )
+    linked = linked or any(entry.link is not None for entry in topology.scenario)
+    if runtime.simulated or not linked:
+        return None, []
+    if runtime.shaper is not None:
+        return Shaper(runtime.shaper, runtime.shaper_why), []
+    requested = topology.runtime.shaper
+    if requested == "netem" and lack is not None:
+        text = f"found netem, but {lack}: use auto or tbf+delay, or see `testbed doctor` for the fix"
+        return None, [topology.source.problem(("runtime", "shaper"), text)]
+    if requested != "auto":
+        return Shaper(requested, "asked for"), []
+    if runtime.many_hosts:
+        lack = "other machines' kernels may have no netem"
+    if lack is not None:
+        return Shaper("tbf+delay", f"auto: {lack}"), []
+    return Shaper("netem", "auto: this kernel has it"), []
+
+
+def lack_of_netem() -> str | None:
+    works, answer = kernel.supports(kernel.NETEM)
+    if works is None:
+        return f"it is unknown whether this kernel has netem ({answer})"
+    return None if works else f"this kernel has no netem ({answer})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +120,26 @@ def _lack_of_cuda() -> str | None:
             "with CUDA (PyTorch's install page names the index), on a host with a GPU"
         )
     return f"the PyTorch of this host, {torch.__version__}, finds no GPU: run nvidia-smi for the reason"
+
+
+FILE = "measured.yaml"
+
+
+class Measurements(Model):
+    cpu: dict[str, Cpu] = Field(
+        default={},
+        description="Group, or drawn device -> CPU share, in cores of that host, that is as fast as the "
+        "profile",
+    )
+    virtual: Virtual = Field(default=Virtual(), description="Costs for virtual time")
+
+    @classmethod
+    def read(cls, folder: Path) -> Measurements:
+        """Raises BadInputError if the file is invalid."""
+        path = folder / FILE
+        return validation_errors.validate(cls, yamlfile.read(path)) if path.is_file() else cls()
+
+    def write(self, path: Path) -> None:
+        if self != Measurements():
+            text = yamlfile.write(self.model_dump(mode="json", exclude_defaults=True))
+            path.write_text(text, encoding="utf-8")

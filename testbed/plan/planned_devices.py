@@ -1,22 +1,23 @@
-"""The plan: devices with quotas and limits, on the cores of one host or of several."""
+"""The plan: devices with quotas and limits, on the cores of one host or of several, and the actions on
+them."""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, Segment
-from agents.energy.settings import EnergyConfig
+from agents.config import OUTAGE_RATE, AccessLink, DrawnDuration, LocalTraining, Named, Segment
+from agents.energy import EnergyConfig
 from agents.timing.clock import in_host_time
-from testbed.host.cpusets import cpu_numbers
+from testbed.host.cpus import cpu_numbers
 from testbed.plan import feasibility
-from testbed.plan.gpu_placement import PlannedGpu
-from testbed.plan.measurements import Measurements
-from testbed.plan.placement import PlannedNode
-from testbed.plan.shaper import Shaper
-from testbed.topology import Virtual
+from testbed.plan.host import Measurements, Shaper
+from testbed.plan.placement import PlannedGpu, PlannedNode
+from testbed.topology import Topology, Virtual, link_traces, scenario
+from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.fields import Thermal
 from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import Profiles
@@ -379,3 +380,55 @@ def duration_text(duration: DrawnDuration | None) -> str | None:
     if duration.distribution == "constant":
         return format_duration(duration.params["value"])
     return duration.distribution
+
+
+def action_steps(topology: Topology, plan: Plan) -> Iterator[Step]:
+    """Yield the steps in the order of their times."""
+    heat = {
+        device.name: Heat(device.cpu, device.thermal)
+        for device in plan.devices
+        if device.cpu is not None and device.thermal is not None
+    }
+    played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed, heat=heat)
+    traced = [link_traces.steps(device.name, device.trace) for device in plan.devices if device.trace]
+    return heapq.merge(played, *traced, key=lambda step: step.at)
+
+
+def has_action_steps(topology: Topology, plan: Plan) -> bool:
+    return next(action_steps(topology, plan), None) is not None
+
+
+def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
+    """Return the lowest planned rate of each device's path during the run, in bit/s; infinite if the
+    path is never limited. Outages do not count.
+
+    A user may set a lower rate during the run (`testbed set`).
+    """
+    rates: dict[str, list[float | None]] = {
+        device.name: [
+            *(
+                rate
+                for link in (device.as_shaped.link, *device.path)
+                if link is not None
+                for rate in (link.up, link.down)
+            ),
+            *(
+                rate
+                for trace in device.trace
+                for way in ("up", "down")
+                for rate in trace.columns.get(way, ())
+            ),
+        ]
+        for device in plan.devices
+    }
+    by_group = scenario.devices_by_group(topology.devices)
+    below = plan.devices_below
+    for entry in topology.scenario:
+        if entry.link is not None:
+            for target in scenario.expand(entry.targets, by_group):
+                for name in below.get(target, (target,)):
+                    rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
+    return {
+        name: min((rate for rate in found if rate and rate >= OUTAGE_RATE), default=math.inf)
+        for name, found in rates.items()
+    }

@@ -20,7 +20,7 @@ from agents.device.link import burst
 from agents.rules.interface import ClientSide
 from agents.texts import name_list
 from agents.timing.durations import DISTRIBUTIONS
-from testbed.plan import battery, costs
+from testbed.plan import costs
 from testbed.plan.costs import (
     HOPS,
     StepCost,
@@ -30,6 +30,7 @@ from testbed.plan.costs import (
     goodput,
     message_sizes,
 )
+from testbed.plan.energy import battery_columns, battery_group_columns, battery_lives
 from testbed.plan.plan_tables import DeviceRow, device_table
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
@@ -199,7 +200,7 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[DeviceRow]:
-    energy = battery.device_columns(battery.lives(plan, rounds))
+    energy = battery_columns(battery_lives(plan, rounds))
     return [
         DeviceRow(
             **row,
@@ -218,7 +219,7 @@ def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """One row per group, for people: `devices` (number), and ranges of `samples`, `transfer` (both
     directions) and `round`. `> 12s` means that part of the round is unknown. If energy is counted, the
     mean power and the battery's life follow."""
-    lives = battery.lives(plan, rounds)
+    lives = battery_lives(plan, rounds)
     members: dict[str, list[str]] = {}
     for device in plan.devices:
         members.setdefault(device.group, []).append(device.name)
@@ -226,7 +227,7 @@ def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
         {
             "group": group,
             **_row([rounds[name] for name in own]),
-            **battery.group_columns(lives, own),
+            **battery_group_columns(lives, own),
         }
         for group, own in members.items()
     ]

@@ -24,11 +24,10 @@ from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
 from agents.disk import files
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
-from agents.timing.realtime import make_realtime
+from agents.timing.clock import make_realtime
 from agents.wire import messages
-from testbed.relay.pipe import Shape
 from testbed.relay.segments import SegmentLane, SharedSegments, UnshapedLane
-from testbed.relay.sockets import Lane, LinkLane, Relay
+from testbed.relay.sockets import Lane, LinkLane, Relay, Shape
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5

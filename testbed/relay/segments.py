@@ -24,11 +24,11 @@ from typing import NoReturn
 from agents.config import WAYS, Segment, Way, path_of
 from agents.device.link import burst, queue_bytes
 from agents.links import background
-from agents.links.segment_probe import SegmentProbe, is_enough, nearest, probes
-from agents.links.traffic_schedule import RateSchedule, TransferSchedule, schedule
+from agents.links.background import RateSchedule, TransferSchedule, schedule
+from agents.links.max_min import SegmentProbe, is_enough, nearest, probes
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import NetworkProbe, NetworkUse, SegmentFigures, SegmentUse
-from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
+from testbed.relay.sockets import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
 
 Item = Callable[[], None]
 """Called when its bytes have passed the segments."""

@@ -25,23 +25,28 @@ from agents.device_actions import (
     SetCpu,
 )
 from agents.disk import files
-from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
-from agents.mqtt.inbox import Inbox
+from agents.disturbances import (
+    LATE_SECONDS,
+    LONGEST_SECONDS,
+    STANDSTILL_SECONDS,
+    UNANSWERED_SECONDS,
+    Ongoing,
+    cut,
+    read_hanging,
+)
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
-from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
+from agents.mqtt.transport import Connection, ConnectionFailedError, Inbox, ReceivedMessage
 from agents.texts import quantity
 from agents.timing.clock import in_device_time
-from agents.watchdog import LATE_SECONDS, LONGEST_SECONDS, read_hanging
 from agents.wire import messages
 from agents.wire.messages import AddressedOrder, MeasureOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError, free_space
-from testbed.fidelity import SegmentClock, measure, repetition, requested, segments
+from testbed.fidelity import SegmentClock, host_load, measure, requested, segments
 from testbed.fidelity.figures import RATES, EnergyComparison, Fidelity, SegmentFidelity
-from testbed.fidelity.host_load import HostSample, Sampler
+from testbed.fidelity.host_load import HostSample, OtherWork, Sampler, pause
 from testbed.fidelity.limits import differences
-from testbed.fidelity.repetition import OtherWork, pause
 from testbed.fidelity.validity import (
     FAILED_LINK_PERCENT,
     doubt_note,
@@ -50,18 +55,15 @@ from testbed.fidelity.validity import (
     wrong_links,
     wrong_segments,
 )
-from testbed.host import other_work
-from testbed.host.cpusets import cpu_numbers
+from testbed.host import cpus
+from testbed.host.cpus import CpuReading, cpu_numbers
 from testbed.host.gpus import MPS
-from testbed.host.other_work import CpuReading
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import CODE, RunSpec
-from testbed.plan.planned_actions import steps
-from testbed.run.awaited_devices import AwaitedDevices
+from testbed.plan.planned_devices import action_steps
 from testbed.run.energy_part import EnergyPart
-from testbed.run.scenario_player import ScenarioPlayer, parse_command
-from testbed.rundir.commands import CommandFolder
-from testbed.rundir.tail import RecordFollower, Samples
+from testbed.run.scenario_player import AwaitedDevices, ScenarioPlayer, parse_command
+from testbed.rundir.live_files import CommandFolder, RecordFollower, Samples
 from testbed.runtimes import Runtime
 from testbed.view import View
 
@@ -185,7 +187,7 @@ class Controller:
         self._dilation = spec.plan.dilation
         self._returning = AwaitedDevices(spec.topology.start.timeout)
         self._player = ScenarioPlayer(
-            steps(spec.topology, spec.plan),
+            action_steps(spec.topology, spec.plan),
             runtime,
             self._orders.append,
             self._record_failure,
@@ -273,7 +275,7 @@ class Controller:
         self._view.progress(f"Starting broker, aggregator and {fleet}")
         begin = time.monotonic()
         if any(not device.as_shaped.is_direct for device in self._spec.plan.devices):
-            self._before_links = other_work.read()
+            self._before_links = cpus.read_cpu_times()
         self._earlier_lines = {*map(events.to_line, _tail(_read(RecordFollower(self._follower.path))))}
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
@@ -446,10 +448,10 @@ class Controller:
         """Work during the last measurement of links, on each host with devices."""
         self._sample_other_hosts()
         assert self._before_links is not None  # noqa: S101
-        meter, now = self._runtime.meter, other_work.read()
-        here = repetition.on_this_host(self._before_links, now, meter.groups(), os.cpu_count() or 1)
+        meter, now = self._runtime.meter, cpus.read_cpu_times()
+        here = host_load.on_this_host(self._before_links, now, meter.groups(), os.cpu_count() or 1)
         others = self._other_hosts
-        return [here, *(repetition.on_another_host(host, load) for host, load in others.items())]
+        return [here, *(host_load.on_another_host(host, load) for host, load in others.items())]
 
     def _refuse_links(self, found: Fidelity, rates: tuple[SegmentFidelity, ...], measured: str) -> None:
         """`measured`: how often links were measured, and how busy hosts were. Raises RunFailedError."""
@@ -470,7 +472,7 @@ class Controller:
             if time.monotonic() >= until:
                 break
         self._sample_other_hosts()
-        self._before_links = other_work.read()
+        self._before_links = cpus.read_cpu_times()
         orders = self._runtime.measure_again([one for one in links if one not in self._exit_codes])
         for device, order in orders:
             self._unmeasured.add(device)

@@ -10,10 +10,10 @@ from agents.mqtt.topics import AGGREGATOR
 from agents.wire.messages import AddressedOrder, EnergySample, LogOrder, MessageError, PowerSwitch
 from testbed.errors import BadInputError
 from testbed.fidelity.figures import EnergyComparison
-from testbed.host import rapl
+from testbed.host import cpus
 from testbed.plan.agent_configs import RunSpec, model_bytes
 from testbed.run.round_energy import RoundEnergies, energy_samples
-from testbed.rundir.tail import Samples
+from testbed.rundir.live_files import Samples
 from testbed.runtimes import Runtime
 
 
@@ -30,7 +30,7 @@ class EnergyPart:
         self._earlier_samples, self._earlier_zero = samples, earlier.zero or 0.0
         """Energy samples of the run's earlier segments, and the Unix time at which their clock was 0."""
         self._epoch: float | None = None
-        self._host = rapl.meter() if is_counted else None
+        self._host = cpus.rapl_meter() if is_counted else None
         """Meter of the host; None if it has no readable counters, or nothing is to be counted."""
         self._host_joules: float | None = None
         """Energy of the host since the last start of the run clock; None if not measured."""

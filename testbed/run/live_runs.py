@@ -1,12 +1,10 @@
-"""Live runs of this machine, found by their labels, for `ps` and `down`. Everything that a run starts is
-labelled with the run's id. Each runtime finds processes or containers by that label
-(`testbed.runtimes.Emulator`). The remains of a crashed run are therefore found without the topology, the
-run directory or the controller."""
+"""Live runs of this machine, found by their labels, for `ps` and `down`, and the logs of runs."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +13,19 @@ import psutil
 
 from agents import events
 from agents.events import COMPLETE
+from agents.texts import make_printable, name_list
+from analysis.client_story import story as story_of
 from testbed.errors import BadInputError, HostError
-from testbed.run import resume_check
+from testbed.run import preparing
 from testbed.rundir import finding
-from testbed.rundir.directory import RunDirectory, find_run
+from testbed.rundir.directory import RunDirectory, find_run, last_log_lines
 from testbed.runtimes import LiveRun, emulator
-from testbed.traits import RUNTIMES, emulated_runtime_names
+from testbed.traits import RUNTIMES, emulated_runtime_names, is_simulated
+
+# Live runs of this machine, found by their labels, for `ps` and `down`. Everything that a run starts is
+# labelled with the run's id. Each runtime finds processes or containers by that label
+# (`testbed.runtimes.Emulator`). The remains of a crashed run are therefore found without the topology,
+# the run directory or the controller.
 
 _STOP_TIMEOUT_SECONDS, _STOP_SECONDS_PER_DEVICE, _LONGEST_STOP_SECONDS = 60.0, 1.0, 600.0
 
@@ -101,7 +106,7 @@ def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
 def prepare_resume(runs: Path, run: str) -> RunDirectory:
     """`run`: an id in `runs`, a path, or the beginning of either. Raises BadInputError if there is no
     such run, or the run cannot be resumed."""
-    from agents.aggregator import snapshot  # imports all rules
+    from agents.aggregator import storage  # imports all rules
 
     directory = find_run(run, runs)
     for path in (runs / run, Path(run)) if directory is None else (directory.path,):
@@ -125,10 +130,10 @@ def prepare_resume(runs: Path, run: str) -> RunDirectory:
             "has `durability: none`; start a new run"
         )
     try:
-        snapshot.check(directory.checkpoint)
-    except (OSError, snapshot.SnapshotError) as error:
+        storage.check_snapshot(directory.checkpoint)
+    except (OSError, storage.SnapshotError) as error:
         raise BadInputError(f"{directory.run} cannot be resumed: {error}") from error
-    resume_check.check(directory)
+    preparing.check_unchanged(directory)
     directory.open()
     return directory
 
@@ -211,3 +216,51 @@ def _own_directory(live: LiveRun) -> RunDirectory | None:
         return None
     found = finding.find_exact(str(live.directory), Path())
     return None if found is None else RunDirectory(found.resolve())
+
+
+_MAX_LINE = 10_000
+"""A limit is needed, because a device may have written the line."""
+
+
+def read_logs(directory: RunDirectory, component: str | None, tail: int) -> Iterator[tuple[str, str]]:
+    """Yield name and lines of each component.
+
+    `component`: the only component or device group to read. Raises BadInputError if the run has no such
+    component.
+    """
+    name = directory.run
+    live = next((found for found in find_live_runs() if found.run == name), None)
+    texts = {path.stem: last_log_lines(path, tail) for path in directory.logs.glob("*.log")}
+    if live is not None and live.runtime is not None:
+        texts |= emulator(live.runtime).logs(name, tail)
+    if not texts and is_simulated(directory.read_manifest().get("runtime")):
+        raise BadInputError(
+            f"{name} has no logs: in virtual time no process writes any. See `testbed watch {name}` and "
+            f"`testbed logs {name} DEVICE --story`"
+        )
+    wanted = sorted(texts)
+    if component is not None and component in texts:
+        wanted = [component]
+    elif component is not None:
+        devices = directory.read_manifest().get("devices", {})
+        wanted = [
+            each for each, facts in devices.items() if facts["group"] == component and each in texts
+        ]
+    if component is not None and not wanted:
+        raise BadInputError(f"{name} has no log of {component}; it has {name_list(sorted(texts))}")
+    for each in wanted:
+        lines = (make_printable(line, _MAX_LINE, keep="\t") for line in texts[each])
+        yield each, "\n".join(lines)
+
+
+def read_story(directory: RunDirectory, device: str) -> str:
+    """One line per event in the records so far. Raises BadInputError if the run has no such device."""
+    devices = directory.read_manifest().get("devices", {})
+    if device not in devices:
+        raise BadInputError(
+            f"{directory.run} has no device {device}; it has {name_list(sorted(devices))}"
+        )
+    if not directory.events.is_file():
+        return ""
+    moments = story_of(events.read(directory.events), device)
+    return "\n".join(make_printable(str(moment), _MAX_LINE) for moment in moments)

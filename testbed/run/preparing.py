@@ -1,23 +1,208 @@
-"""Preparation of a run before anything is started: the data, the code, and the first files of the run
-directory."""
+"""The plan of a run, and all that is done before anything is started."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from collections.abc import Iterator, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, cast
 
-from agents.client.outbox import set_aside
+from agents.client.files import set_aside
+from agents.disk import files
+from agents.texts import quantity
+from testbed import console
 from testbed.data import datasets, preparation
 from testbed.data.preparation import Prepared
-from testbed.errors import BadInputError
-from testbed.plan import Plan, model_check
+from testbed.errors import BadInputError, reading_run
+from testbed.host.nodes import Node
+from testbed.plan import Plan, assignment, catalog, model_check
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import provenance, resume_check
+from testbed.run import provenance
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, fleets, yamlfile
+from testbed.runtimes import emulator
+from testbed.speed.calibration import Calibration, calibrate
+from testbed.topology import Topology, fleets, load, profiles, yamlfile
 from testbed.topology.partition import ResampledIndices
 from testbed.topology.profiles import Profiles
+from testbed.topology.yamlfile import Where
+from testbed.traits import emulated_runtime_names, runtime_names, traits
 from testbed.view import View
+
+
+def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
+    """Raises BadInputError."""
+    topology = load(path)
+    return topology, plan_topology(topology, options)
+
+
+def plan_topology(topology: Topology, options: Options) -> Plan:
+    """Raises BadInputError."""
+    found = catalog.read(topology)
+    assignment.check_model(topology)
+    runtime = choose_runtime(options, topology.runtime.name)
+    assignment.check_requirements(topology, installed=not traits(runtime).images)
+    nodes = _nodes(runtime, options)
+    return assignment.plan_on_host(
+        topology,
+        found,
+        runtime,
+        nodes,
+        lambda: _speeds(nodes, topology, options),
+        oversubscribe=options.oversubscribe,
+    )
+
+
+def choose_runtime(options: Options, requested: str = "auto") -> str:
+    """`auto` is replaced by a runtime that this host has."""
+    runtime = options.runtime or requested
+    if runtime == "auto":
+        single = (name for name in emulated_runtime_names() if not traits(name).many_hosts)
+        return next(name for name in single if emulator(name).is_available())
+    return runtime
+
+
+def check_host(topology: Topology, plan: Plan) -> None:
+    """A quick check of this host and of real devices. Raises HostError."""
+    if plan.traits.simulated:
+        return
+    emulator(plan.runtime).check_host()
+    if plan.real_devices:
+        from testbed.runtimes.ssh import hosts
+
+        hosts.check_hosts(plan, topology)
+
+
+def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
+    """Machines of a file that `options` names, or of the Swarm; empty for a runtime that uses this host
+    only. Raises BadInputError."""
+    if traits(runtime).many_hosts:
+        from testbed.host import swarm_nodes  # imports the Docker SDK
+
+        return tuple(
+            swarm_nodes.local_nodes() if options.nodes is None else profiles.read_machines(options.nodes)
+        )
+    if options.nodes is not None:
+        other = runtime_names(lambda t: t.many_hosts)
+        raise BadInputError(f"--nodes: the {runtime} runtime uses one machine; add --runtime {other}")
+    return ()
+
+
+def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
+    """Speeds of described nodes are computed, others are measured there."""
+    if options.nodes is not None:
+        return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
+    from testbed.runtimes.swarm import node_preparation  # imports the Docker SDK: half a second
+
+    return node_preparation.calibrations(nodes, topology.runtime.registry, console.remark)
+
+
+# Check that the files that a run started from are unchanged when the run is resumed.
+#
+# The files are the files of the plan, and the file with the model's initial state. The user's own code
+# is checked by `preparing.check_code`. The manifest has digests of the files. The folder `state/` has
+# copies, so that an error can say what differs.
+
+_NAMED = 5
+"""Differences that an error lists."""
+_SHOWN = 60
+"""Characters of a value."""
+_NOTHING = object()
+
+
+def save_digests(directory: RunDirectory) -> None:
+    directory.state.mkdir(mode=0o700, exist_ok=True)
+    for path in _files(directory):
+        if path.is_file():
+            (directory.state / path.name).write_bytes(path.read_bytes())
+    start = {"start": _digest(directory.start)} if directory.start.is_file() else {}
+    directory.write_manifest(topology=_digest_of(_read(directory, directory.path)), **start)
+
+
+def _files(directory: RunDirectory) -> tuple[Path, ...]:
+    return directory.topology, directory.profiles, directory.measured
+
+
+def _read(directory: RunDirectory, folder: Path) -> Any:
+    """Raises BadInputError."""
+    topology, *others = (folder / path.name for path in _files(directory))
+    data = yamlfile.read(topology).data
+    beside = {path.name: yamlfile.read(path).data for path in others if path.is_file()}
+    return data | beside if isinstance(data, dict) else data
+
+
+def check_unchanged(directory: RunDirectory) -> None:
+    """Raises BadInputError if a file that the run started from has changed."""
+    manifest = directory.read_manifest()
+    now = _read(directory, directory.path)
+    if _digest_of(now) != manifest.get("topology"):
+        raise BadInputError(
+            f"{directory.topology} is not the topology that the run began with"
+            f"{_differences(directory)}. A resumed run needs the same topology: undo the change, or "
+            "start a new run with it"
+        )
+    with reading_run(directory.path):
+        found = _digest(directory.start) if directory.start.exists() else None
+    if found != manifest.get("start"):
+        raise BadInputError(
+            f"{directory.start}, the state that the run's module starts from, has changed since the run "
+            "began: put a copy back, or start a new run"
+        )
+
+
+def _differences(directory: RunDirectory) -> str:
+    path, now = directory.state / directory.topology.name, _read(directory, directory.path)
+    try:
+        began = _read(directory, directory.state)
+    except BadInputError:
+        return f" (the change is not known: {path} cannot be read)"
+    if _digest_of(began) != directory.read_manifest().get("topology"):
+        return f" (the change is not known: {path}, or the digest in the manifest, was changed, too)"
+    found = list(_describe_differences(began, now, ()))
+    more = f"; {quantity(len(found) - _NAMED, 'more difference')}" if len(found) > _NAMED else ""
+    return f": {'; '.join(found[:_NAMED])}{more}"
+
+
+def _describe_differences(began: Any, now: Any, where: Where) -> Iterator[str]:
+    """Yield sentences such as `rule.buffer_size was 2, and is 7`."""
+    if isinstance(began, dict) and isinstance(now, dict):
+        for key in {**began, **now}:
+            yield from _describe_differences(
+                began.get(key, _NOTHING), now.get(key, _NOTHING), (*where, key)
+            )
+    elif isinstance(began, tuple) and isinstance(now, tuple):
+        for index in range(max(len(began), len(now))):
+            before, after = (each[index] if index < len(each) else _NOTHING for each in (began, now))
+            yield from _describe_differences(before, after, (*where, index))
+    elif now is _NOTHING:
+        yield f"{yamlfile.dotted_path(where)} was {_format_value(began)}, and is missing"
+    elif began is _NOTHING:
+        yield f"{yamlfile.dotted_path(where)} is new, {_format_value(now)}"
+    elif _canonical(began) != _canonical(now):
+        yield f"{yamlfile.dotted_path(where)} was {_format_value(began)}, and is {_format_value(now)}"
+
+
+def _format_value(value: Any) -> str:
+    text = _canonical(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _digest_of(data: Any) -> str:
+    """Comments and the order of keys are ignored."""
+    return hashlib.sha256(_canonical(data).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with files.open_regular(path) as file:
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
+
 
 _MOST_NAMED = 1_000
 """Classes whose names are kept with the run."""
@@ -42,7 +227,7 @@ def prepare(
 
             models.write_start(topology, directory)
         if not plan.traits.simulated:
-            resume_check.save(directory)
+            save_digests(directory)
     directory.claim()
     task = topology.task
     chosen = datasets.source(topology)

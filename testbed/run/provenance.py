@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from agents import events
-from agents.energy.settings import EnergyConfig
+from agents.energy import EnergyConfig
 from testbed import bundle
 from testbed.host import numerics
 from testbed.plan import Plan, PlannedDevice

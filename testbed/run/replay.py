@@ -19,8 +19,7 @@ from agents.aggregator import inputs, recording
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import RecordingError, Torn
 from agents.disk import files
-from agents.models.buffers import Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import Buffers, Vector
 from agents.rules.interface import Server
 from agents.texts import quantity
 from agents.wire import payloads

@@ -19,10 +19,10 @@ from typing import Literal
 import msgspec
 
 from agents import events
-from agents.energy.settings import EnergyConfig
+from agents.energy import EnergyConfig
 from agents.wire.messages import EnergyFigures, EnergyOrder, EnergySample, EnergyStart
 from testbed.plan import Plan
-from testbed.rundir.tail import Samples
+from testbed.rundir.live_files import Samples
 
 
 @dataclass(slots=True)

@@ -1,19 +1,61 @@
-"""Shell or single command in a device's container. Both run as the client's user, within the container's
-limits."""
+"""Shell or single command in a device's container, connected with the user's terminal."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import select
+import signal
+import socket
+import sys
+import termios
+import tty
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, remote_terminal
+from testbed.host import docker_engine
 from testbed.plan.agent_configs import CLIENT_USER
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL
+from testbed.runtimes.docker.specifications import COMPONENT_LABEL
 from testbed.traits import RUNTIMES, runtime_names
+
+
+def is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def connect_terminal(other: socket.socket, resize: Callable[[int, int], None]) -> None:
+    """Forward the user's keys to `other`, and data from `other` to the screen, until `other` closes.
+    Both are forwarded unchanged. Ctrl-C is forwarded like any key. `resize` is called with the screen's
+    rows and columns, now and whenever the size changes."""
+    keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
+
+    def send_size(*_: object) -> None:
+        size = os.get_terminal_size(screen)
+        resize(size.lines, size.columns)
+
+    before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, send_size)
+    try:
+        tty.setraw(keys, termios.TCSANOW)  # keys that were typed before are kept
+        send_size()
+        while True:
+            ready, _, _ = select.select([other, keys], [], [])
+            if other in ready:
+                output = other.recv(65_536)
+                if not output:
+                    return
+                while output:
+                    output = output[os.write(screen, output) :]
+            if keys in ready:
+                typed = os.read(keys, 4096)
+                if not typed:  # the terminal was closed
+                    return
+                other.sendall(typed)
+    finally:
+        signal.signal(signal.SIGWINCH, on_change)
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
 
 _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
 
@@ -40,7 +82,7 @@ def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
             f"{directory.run} ran in the {runtime} runtime, whose devices have no containers to open a "
             f"shell in. Use the {runtime_names(lambda t: t.images)} runtime"
         )
-    if not command and not remote_terminal.is_interactive():
+    if not command and not is_interactive():
         raise BadInputError(
             "a shell needs a terminal; or give a command, as in testbed shell RUN nano ip a"
         )
@@ -76,9 +118,7 @@ def _execute(api: Any, container: str, command: Sequence[str]) -> int:
     else:
         answer = api.exec_start(made, tty=True, socket=True)
         try:
-            remote_terminal.connect(
-                getattr(answer, "_sock", answer), lambda h, w: api.exec_resize(made, h, w)
-            )
+            connect_terminal(getattr(answer, "_sock", answer), lambda h, w: api.exec_resize(made, h, w))
         finally:
             answer.close()
     return int(api.exec_inspect(made)["ExitCode"] or 0)

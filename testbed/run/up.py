@@ -1,31 +1,102 @@
-"""Execution of a plan, from the run's directory to the end of the run."""
+"""Execution of a plan, from the run's directory to the judgement of the run."""
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from agents import events
 from agents.events import COMPLETE
 from agents.texts import quantity
+from agents.timing.clock import in_device_time
 from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, from_os_error
-from testbed.fidelity import host_load
+from testbed.fidelity import SegmentClock, host_load, measure, real_devices, requested, segments
 from testbed.fidelity.host_load import FreeCores
-from testbed.host.cpu_latency import keep_awake
+from testbed.fidelity.validity import Judgement, Validity, verdict
+from testbed.host.cpus import keep_awake
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import judging, preparing
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
+from testbed.rundir.live_files import Samples
 from testbed.runtimes import emulator, simulator
-from testbed.topology import Topology
+from testbed.topology import Topology, load
+from testbed.topology.devices import DeviceGroup
+from testbed.traits import refuse_simulated, traits
 from testbed.view import View
+
+if TYPE_CHECKING:
+    from testbed.run.controller import Controller
+
+
+def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
+    """Return the number of segments that the judgement covers, too. Each start of the run clock begins a
+    segment.
+
+    The fidelity is that of the last segment, and is saved in the run directory. The validity is that of
+    the whole run. `epoch`: reading of the monotonic clock at device time 0.
+    """
+    records = list(events.read(spec.directory.events))
+    begins = [record.at for record in records if isinstance(record, events.RunStarted)]
+    begin = begins[-1] if begins else 0.0
+    end = max((record.at for record in records), default=math.inf)
+    dilation = spec.plan.dilation
+    devices = requested.devices(spec, records)
+    trainings = requested.trainings(devices, records)
+    fidelity = measure(
+        devices,
+        (in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
+        SegmentClock(epoch / dilation, begin=begin, end=end),
+        trainings,
+    )
+    fidelity = replace(
+        fidelity,
+        clocks=controller.clocks,
+        energy=controller.energy_comparison,
+        segments=segments.of_run(spec, records, epoch / dilation, begin, end),
+        real=real_devices.of_run(
+            {one.name: str(one.host) for one in spec.plan.real_devices},
+            records,
+            Samples(spec.directory.telemetry).read(),
+            controller.clocks,
+            controller.other_samples,
+        ),
+    )
+    fidelity.save(spec.directory.fidelity)
+    if fidelity.real:
+        spec.directory.write_manifest(real={one.device: one.as_dict() for one in fidelity.real})
+    steps = tuple(requested.steps(records))
+    last = verdict(
+        controller.host_samples,
+        fidelity,
+        steps=steps,
+        trainings=trainings.values(),
+        failures=controller.failures,
+        others=controller.other_samples,
+        disruptions=[
+            replace(one, at=min(one.at, end))
+            for one in (*records, *controller.disruptions)  # most are in both
+            if isinstance(one, events.Disrupted) and one.at >= begin and one.since <= end
+        ],
+        wrong_sums=[
+            record for record in records if isinstance(record, events.WrongSum) and record.at >= begin
+        ],
+    )
+    former = spec.directory.read_manifest()
+    earlier = former.get("validity")
+    covered = 0 if earlier is None else former.get("judged_segments", 1)
+    whole = last.after(Validity.from_dict(earlier or {}), max(0, len(begins) - 1 - covered))
+    return Judgement(fidelity, whole, steps), len(begins)
 
 
 def run(
@@ -101,7 +172,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
                 )
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement, segments = judging.judge(spec, controller, controller.epoch)
+                    judgement, segments = judge(spec, controller, controller.epoch)
                     entries["host_load"] = host_load.summary(controller.host_samples)
                     entries |= {"validity": judgement.validity.as_dict(), "judged_segments": segments}
                     view.judged(judgement)
@@ -117,3 +188,30 @@ def _refused_requests(spec: RunSpec) -> dict[str, int]:
         spec.directory.run, topology.device_names, secure=topology.secure is not None
     )
     return brokers.refusals(log, accounts)
+
+
+_GRIDS = Path(__file__).parents[1] / "catalog"
+_CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
+
+
+def run_selfcheck(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
+    """If the runtime cannot lose packets, links with loss are left out. Raises TestbedError."""
+    refuse_simulated(runtime)
+    made = []
+    options = Options(runtime)
+    lossless = traits(preparing.choose_runtime(options)).lossless_reason
+    for grid in (_CPU, _LINKS):
+        topology = load(grid)
+        if lossless:
+            devices = tuple(filter(_loses_nothing, topology.devices))
+            topology = topology.model_copy(update={"devices": devices})
+        plan = preparing.plan_topology(topology, options)
+        preparing.check_host(topology, plan)
+        directory = RunDirectory.new(runs, topology.name)
+        run(topology, plan, directory, options, view)
+        made.append(directory)
+    return made
+
+
+def _loses_nothing(group: DeviceGroup) -> bool:
+    return group.link is None or not group.link.loss

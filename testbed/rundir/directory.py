@@ -45,7 +45,7 @@ class RunDirectory:
         self.profiles = path / "profiles.yaml"
         """Device profiles and link classes that the topology names."""
         self.measured = path / "measured.yaml"
-        """Measurements on the host for this run (`testbed.plan.measurements`)."""
+        """Measurements on the host for this run (`testbed.plan.host`)."""
         self.fleet = path / "fleet.json"
         """Keys of drawn devices (`testbed.topology.fleets`), only if a group of the topology has
         `draw`."""
@@ -76,7 +76,7 @@ class RunDirectory:
         """One folder per client, for the files that it keeps across restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
-        """Users' commands during the run (`testbed.rundir.commands`)."""
+        """Users' commands during the run (`testbed.rundir.live_files`)."""
         self.control = self.work / "control"
         """The broker's Unix socket, if devices are containers."""
         self.mps = self.work / "mps"

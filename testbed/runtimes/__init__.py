@@ -12,8 +12,8 @@ from typing import Protocol, cast
 from agents import events
 from agents.config import BrokerAccess
 from agents.device_actions import DeviceAction
-from agents.imports import without_garbage_collection
 from agents.mqtt.topics import AGGREGATOR, ROUTER
+from agents.process import without_garbage_collection
 from agents.wire.messages import (
     AddressedOrder,
     Disturbance,

@@ -1,14 +1,4 @@
-"""Calibration: the speeds of one core of this host, for the conversion of a device profile into a CPU
-share.
-
-Training consists of a few kinds of work. A small piece of each kind is timed here. The speeds of a
-profile are fitted to published training times (`python -m benchmarks.profiles`). A profile without such
-speeds has gflops of High-Performance Linpack, which spends its time in products of double-precision
-matrices. Therefore such products are timed here, too.
-
-Differences of some per cent remain. Linpack spends some time outside of its products. A host's core may
-be slower while all cores are busy.
-"""
+"""Calibration: the speeds of one core of this host in the kinds of work of a training."""
 
 from __future__ import annotations
 
@@ -26,9 +16,34 @@ from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.host.nodes import Node
 from testbed.speed import device_benchmark
-from testbed.speed.kinds import KINDS, Work
-from testbed.topology.fields import Count, Model, Positive
+from testbed.topology.fields import Count, Model, NotNegative, Positive
 from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
+
+KINDS = ("convolution", "depthwise", "matrix", "memory")
+"""A device or host has a separate speed for each."""
+
+
+class Work(Model):
+    convolution: NotNegative
+    """Gflop of convolutions that are not depthwise."""
+    depthwise: NotNegative
+    """Gflop of grouped convolutions, which are mainly depthwise."""
+    matrix: NotNegative
+    """Gflop."""
+    memory: NotNegative
+    """GB that all other operations read and write."""
+
+
+# Calibration: the speeds of one core of this host, for the conversion of a device profile into a CPU
+# share.
+#
+# Training consists of a few kinds of work. A small piece of each kind is timed here. The speeds of a
+# profile are fitted to published training times (`python -m benchmarks.profiles`). A profile without
+# such speeds has gflops of High-Performance Linpack, which spends its time in products of
+# double-precision matrices. Therefore such products are timed here, too.
+#
+# Differences of some per cent remain. Linpack spends some time outside of its products. A host's core
+# may be slower while all cores are busy.
 
 _STEADY_SHARE = 0.8
 """Lowest ratio of the median speed to the highest. A lower ratio means that other work disturbed most

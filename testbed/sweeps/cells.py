@@ -37,12 +37,11 @@ from analysis import names
 from testbed import topology
 from testbed.data import datasets
 from testbed.plan import Plan
-from testbed.run import planning
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.topology import Topology, validation_errors, yamlfile
-from testbed.topology.boundary import Boundary
 from testbed.topology.fields import Model, PositiveShare, expecting
-from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
+from testbed.topology.yamlfile import Boundary, Document, FaultyFileError, Place, Problem, Source, Where
 
 _MAX_CELLS = 10_000
 _STEP = re.compile(r"([A-Za-z_]\w*)((?:\[\d+\])*)")
@@ -210,7 +209,7 @@ def _cells(
         problems += misplaced
         try:
             read = topology.validate(changed, limits)
-            plan = planning.plan_topology(read, options)
+            plan = preparing.plan_topology(read, options)
             files = datasets.own_files_digest(read)
         except FaultyFileError as error:  # its places are in the sweep's file
             problems += error.problems

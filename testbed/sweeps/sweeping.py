@@ -1,8 +1,8 @@
 """Run the cells of a sweep that are not done yet.
 
 `index.json` in the sweep's folder has one entry per cell, by the cell's fingerprint: the run, and how it
-ended. The folder also keeps the sweep's file and topology (`kept`). If a cell has several finished runs,
-one of them counts, and the others are moved to the folder `earlier`.
+ended. The folder also keeps the sweep's file and topology (`files`). If a cell has several finished
+runs, one of them counts, and the others are moved to the folder `earlier`.
 
 Runs in virtual time are executed in parallel, in one process each. Other runs are executed one after the
 other, because each of them needs the host's cores for itself; on a cluster, a host runs one emulated
@@ -34,12 +34,13 @@ from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan
 from testbed.plan.costs import step_time, step_work_key, with_step_time
-from testbed.plan.measurements import Measurements
-from testbed.run import planning, preparing
+from testbed.plan.host import Measurements
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import Sweep, SweepCell, clusters, kept
-from testbed.sweeps.clusters.pool import ClusterPool
+from testbed.sweeps import Sweep, SweepCell, clusters
+from testbed.sweeps.clusters.remote import ClusterPool
+from testbed.sweeps.files import LOCK, keep_sweep
 from testbed.sweeps.worker import CellOutcome, CellPool, WorkerPool, execute
 from testbed.topology import Virtual
 
@@ -202,7 +203,7 @@ def run(
         if target is None or not (todo or to_repeat):
             cluster = None
             for cell in {cell.plan.runtime: cell for cell in todo}.values():
-                planning.check_host(cell.topology, cell.plan)
+                preparing.check_host(cell.topology, cell.plan)
         else:
             cluster = ClusterPool(target, folder, jobs)
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
@@ -211,7 +212,7 @@ def run(
         with cluster or nullcontext():
             if cluster is not None:
                 cluster.check(emulated=bool(emulated or to_repeat))
-            kept.keep(sweep, folder)
+            keep_sweep(sweep, folder)
             runner.simulate(virtual, jobs, cluster)
             runner.emulate(emulated, cluster)
             while again := [cell for cell in cells if index.must_repeat(cell, sweep.repeat_invalid)]:
@@ -422,7 +423,7 @@ def _sweep_lock(folder: Path) -> Iterator[None]:
     has the lock, or if `folder` is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / kept.LOCK).open("w")
+        lock = (folder / LOCK).open("w")
     except OSError as error:
         raise BadInputError(
             f"cannot write to {folder} ({error.strerror}); name another folder with --runs"

@@ -28,11 +28,11 @@ from testbed.fidelity.validity import Judgement, Validity
 from testbed.host import die_with_parent, run_module, signals, subprocesses
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import needed_files
-from testbed.sweeps.needed_files import NeededFile
+from testbed.sweeps import files
+from testbed.sweeps.files import NeededFile
 from testbed.topology import Topology
 from testbed.view import View
 
@@ -238,11 +238,11 @@ def main() -> None:
 
 
 def _outcome(order: CellOrder) -> CellOutcome:
-    if lack := needed_files.problem(order.needed, order.options.data_root):
+    if lack := files.problem_of_needed(order.needed, order.options.data_root):
         return CellOutcome(reason=REFUSED, error=lack)
     directory = RunDirectory(order.directory)
     try:
-        topology, plan = planning.plan_file(directory.topology, order.options)
+        topology, plan = preparing.plan_file(directory.topology, order.options)
     except TestbedError as error:
         return CellOutcome.failure(error)
     return execute(topology, plan, directory, order.options, lambda _: None)

@@ -19,13 +19,11 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from analysis.alike_devices import MAX_DEVICES
 from testbed.host.gpus import MPS
 from testbed.topology import consistency, fleets, validation_errors, yamlfile
-from testbed.topology.boundary import KEY, Boundary
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import FOLDER
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
-from testbed.topology.yamlfile import Document, Problem
-from testbed.user_code.code import UserCode
-from testbed.user_code.inspector import RaisedError
+from testbed.topology.yamlfile import BOUNDARY_KEY, Boundary, Document, Problem
+from testbed.user_code.inspector import RaisedError, UserCode
 from testbed.user_code.stand_ins import Kind, StandIn, stand_in
 
 __all__ = [
@@ -75,7 +73,7 @@ def validate(document: Document, limits: Boundary | None = None) -> Topology:
     code, classes, wrong = _read_user_code(document, limits)
     problems += wrong
     folder = Path(document.source.name).parent.absolute()
-    context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code, KEY: limits}
+    context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code, BOUNDARY_KEY: limits}
     topology = validation_errors.validate(Topology, document, problems, context)
     local = topology.task.local
     fleet = fleets.draw(topology.devices, topology.seed, local, document, context)

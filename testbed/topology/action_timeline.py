@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, assert_never
 
+from agents import random_generators
 from agents.device_actions import (
     BY_NAME,
     Action,
@@ -46,7 +47,6 @@ from agents.device_actions import (
 )
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
-from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Thermal
@@ -226,8 +226,10 @@ def _random_steps(
 
 def _churn_steps(churn: Churn, seed: int, device: str) -> Iterator[_CausedStep]:
     # Two generators, so that another downtime does not change the times between crashes.
-    between = seeds.generator(seed, device, "churn")
-    downtime = durations.sampler(churn.downtime.plain(), seeds.generator(seed, device, "downtime"))
+    between = random_generators.generator(seed, device, "churn")
+    downtime = durations.sampler(
+        churn.downtime.plain(), random_generators.generator(seed, device, "downtime")
+    )
     at: Nanoseconds = 0
     while True:
         at += from_seconds(between.exponential(1 / churn.rate))

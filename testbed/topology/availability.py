@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from agents import random_generators
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
-from testbed.topology import seeds
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds
 
 State = Literal["on", "off"]
@@ -111,13 +111,13 @@ class Availability(Model):
         on, off = self.on.build(), self.off.build()
         # Two generators, so that changing one distribution does not change the other's draws.
         samplers = {
-            True: on.sampler(seeds.generator(seed, device, "on")),
-            False: off.sampler(seeds.generator(seed, device, "off")),
+            True: on.sampler(random_generators.generator(seed, device, "on")),
+            False: off.sampler(random_generators.generator(seed, device, "off")),
         }
         is_on = self.start == "on"
         if self.start is None:
             share = on.expectation / (on.expectation + off.expectation)
-            is_on = float(seeds.generator(seed, device, "availability").random()) < share
+            is_on = float(random_generators.generator(seed, device, "availability").random()) < share
         at: Nanoseconds = 0
         while True:
             yield at, is_on

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agents import config, extras
 from agents.pipeline import STEPS
-from agents.pipeline.secure import coding, quantisation
+from agents.pipeline.secure import arithmetic
 from agents.rules.interface import ClientSide
 from agents.selection.uniform import UniformSelection
 from agents.wire.messages import MAX_SUMMANDS
@@ -130,12 +130,10 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     if secure is None:
         return
     clients = len(secure.clients)
-    unfit = coding.code_problem(clients, secure.needed, secure.colluding)
-    if (problem := unfit or coding.split_problem(clients, secure.needed)) is not None:
+    unfit = arithmetic.code_problem(clients, secure.needed, secure.colluding)
+    if (problem := unfit or arithmetic.split_problem(clients, secure.needed)) is not None:
         yield (*where, "needed"), problem
-    if (
-        problem := quantisation.overflow(secure.updates, secure.largest_weight, secure.bits)
-    ) is not None:
+    if (problem := arithmetic.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
         yield (*where, "bits"), problem
     if secure.updates < 2:  # possible with a user's own rule
         yield where, "a sum of one update reveals that update: sum up two or more"

@@ -18,14 +18,13 @@ from pydantic import (
     model_validator,
 )
 
-from agents import config
+from agents import config, random_generators
 from agents.pipeline import STEPS
 from agents.pipeline.byzantine import ATTACKS
 from agents.pipeline.compression import METHODS
 from agents.timing import durations
 from agents.timing.durations import DurationDistribution
 from analysis.alike_devices import MAX_DEVICES
-from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceDataSettings
 from testbed.topology.draw_settings import DrawSettings
@@ -266,7 +265,7 @@ class _Speed(Variant):
         if self.distribution == "constant":
             return float(self.params["value"])
         distribution: DurationDistribution = self.build()
-        return distribution.sampler(seeds.generator(seed, device, "speed"))()
+        return distribution.sampler(random_generators.generator(seed, device, "speed"))()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from agents.disk import files
-from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
-from testbed.topology import timed_csv
+from agents.energy import BatteryConfig, ChargerConfig, EnergyConfig
+from testbed.topology import units
 from testbed.topology.fields import (
     Count,
     FilePath,
@@ -294,8 +294,8 @@ def read_trace(charger: ChargerSettings, folder: Path) -> ChargerConfig:
 
 
 def read_csv(lines: Iterable[str], *, loop: bool) -> ChargerConfig:
-    """The format is that of `testbed.topology.timed_csv`. Raises ValueError with the line number."""
-    table = timed_csv.read(lines, _LIMITS, _check_header, _EMPTY)
+    """The format is that of `testbed.topology.units`. Raises ValueError with the line number."""
+    table = units.read_timed_csv(lines, _LIMITS, _check_header, _EMPTY)
     times, watts = table.times.tolist(), table.columns["watts"].tolist()
     for line, reason in _gaps(table.lines, times, watts):
         raise ValueError(f"line {line}: {reason}")

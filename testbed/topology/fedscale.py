@@ -31,7 +31,7 @@ import numpy as np
 
 from agents.texts import make_printable
 from testbed.topology import units
-from testbed.topology.numbers import read_number
+from testbed.topology.units import read_number
 
 KBIT = 1024
 _TRAINING = 3.0

@@ -39,7 +39,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from agents import config, user_code
 from agents.timing.durations import DISTRIBUTIONS
-from testbed.topology import boundary, units
+from testbed.topology import units, yamlfile
 
 P = TypeVar("P", bound="Parameters")
 
@@ -205,7 +205,7 @@ Requirement = Annotated[str, AfterValidator(_requirement)]
 def from_file(path: str, info: ValidationInfo) -> str:
     """The copy of the topology in the run directory then names the same file."""
     context = info.context or {}
-    folder, limits = context.get(FOLDER), context.get(boundary.KEY)
+    folder, limits = context.get(FOLDER), context.get(yamlfile.BOUNDARY_KEY)
     found = path if folder is None else str(Path(folder) / path)
     if limits is not None:
         limits.inside(Path(found))
@@ -217,7 +217,7 @@ def needs_trust(what: str) -> AfterValidator:
     `what`: what the value would run or reach."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
-        limits = (info.context or {}).get(boundary.KEY)
+        limits = (info.context or {}).get(yamlfile.BOUNDARY_KEY)
         if value and limits is not None:
             limits.program(what)
         return value

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from agents import random_generators
 from agents.disk import files
 from testbed.errors import BadInputError
-from testbed.topology import fedscale, profiles, recorded, seeds, surveys, validation_errors
+from testbed.topology import fedscale, profiles, recorded, surveys, validation_errors
 from testbed.topology.devices import DeviceGroup, LocalSettings
 from testbed.topology.draw_settings import DrawSettings, population_names
 from testbed.topology.surveys import Survey
@@ -275,7 +276,7 @@ class _Drawing(_GroupTemplate):
         seed = self.topology_seed if self.settings.seed is None else self.settings.seed
 
         def generator(key: str) -> np.random.Generator:
-            return seeds.generator(seed, device, f"draw {key}".rstrip())
+            return random_generators.generator(seed, device, f"draw {key}".rstrip())
 
         keys, origin = ({}, device) if population is None else population(generator)
         if self.settings.each is not None:
@@ -323,7 +324,7 @@ class _Drawing(_GroupTemplate):
         """Raises FaultyFileError for any of the rows."""
         sample: Keys = {}
         if self.settings.each is not None:
-            sample = self.settings.each.draw(lambda key: seeds.generator(0, "", key))
+            sample = self.settings.each.draw(lambda key: random_generators.generator(0, "", key))
         given = {key for key in _SPEEDS if key in sample or key in self._written()}
         if not given and not any(set(_SPEEDS) & row.keys.keys() for row in survey.rows):
             message = (

@@ -1,22 +1,17 @@
-"""Link traces: how an access link changes over time, read from files, as steps of a run.
-
-There are two formats.
-
-- mahimahi: each line has a time in whole milliseconds at which 1500 bytes can pass in one direction. The
-  last line is also the duration of the trace. After this time, the trace repeats without end.
-- CSV: a header line with `time` (seconds) and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss`
-  (fraction of the packets). Then a row of numbers follows for each change of the link. A row holds until
-  the next row. The first row is at time 0. Empty lines and lines that begin with # are skipped.
-"""
+"""Link traces: how an access link changes over time, read from files, also from published ones, as steps
+of a run."""
 
 from __future__ import annotations
 
+import csv
+import datetime
 import heapq
 import io
 import itertools
+import math
 from array import array
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +19,21 @@ from agents import config
 from agents.device_actions import SetLink
 from agents.disk import files
 from agents.timing.nanoseconds import from_seconds
-from testbed.topology import timed_csv
+from testbed.topology import units
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
+from testbed.topology.units import read_number
+
+# Link traces: how an access link changes over time, read from files, as steps of a run.
+#
+# There are two formats.
+#
+# - mahimahi: each line has a time in whole milliseconds at which 1500 bytes can pass in one direction.
+# The
+#   last line is also the duration of the trace. After this time, the trace repeats without end.
+# - CSV: a header line with `time` (seconds) and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss`
+#   (fraction of the packets). Then a row of numbers follows for each change of the link. A row holds
+#   until the next row. The first row is at time 0. Empty lines and lines that begin with # are skipped.
 
 PACKET_BYTES = 1500
 """Bytes that one line of a mahimahi trace lets through."""
@@ -131,7 +138,7 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
 def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
     """If `loop` is true, the trace repeats, and its last row holds as long as the row before it. Raises
     ValueError with the line number."""
-    table = timed_csv.read(lines, _LIMITS, _checked_header)
+    table = units.read_timed_csv(lines, _LIMITS, _checked_header)
     columns = dict(table.columns)
     for name in columns.keys() & {"up", "down"}:
         columns[name] = array("d", map(_whole_rate, columns[name]))
@@ -219,3 +226,126 @@ def _trace(times: array[float], columns: Mapping[str, array[float]], period: flo
     """`period`: seconds; None for no repetition. A trace whose values never change does not repeat."""
     changes = any(len(set(column)) > 1 for column in columns.values())
     return LinkSeries(times, columns, period if changes else None)
+
+
+# Published throughput traces, converted to the CSV of link traces (`testbed.topology.link_traces`).
+#
+# - `riiser`: Riiser et al., Commute Path Bandwidth Traces from 3G Networks, MMSys 2013; and, with the
+# same
+#   columns, van der Hooft et al., HTTP/2-based Adaptive Streaming of HEVC Video over 4G/LTE Networks,
+#   IEEE Communications Letters 2016. Columns: two times, latitude, longitude, bytes received since the
+#   previous line, and the milliseconds that this took.
+# - `ucc`: Raca et al., Beyond Throughput: a 4G LTE Dataset, MMSys 2018; and Beyond Throughput, the Next
+#   Generation: a 5G Dataset, MMSys 2020. CSV of G-NetTrack Pro, with Timestamp such as
+#   2019.12.16_13.40.04 and DL_bitrate in kbit/s. Lines with State I (idle) are skipped, because nothing
+#   was downloaded then. UL_bitrate is ignored: it counts acknowledgements only.
+# - `pensieve`: each line has a time in seconds and a rate in Mbit/s, as Pensieve (Mao et al., SIGCOMM
+#   2017) reads them. Traces of the FCC, of Riiser et al., Oboe and Puffer are distributed in this
+#   format.
+#
+# All traces were measured with downloads. Each rate is that of the download: a lower bound of the link's
+# rate.
+
+
+@dataclass(frozen=True, slots=True)
+class RateSample:
+    """Valid from `begin` to the begin of the next sample."""
+
+    begin: float
+    """Seconds from an arbitrary origin."""
+    rate: float
+    """bit/s."""
+
+
+def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
+    """The rate in a line was measured before the time of the line. Raises ValueError if a line does not
+    have this format."""
+    end = 0.0
+    for number, line in _significant(lines):
+        cells = line.split()
+        if len(cells) != 6:
+            raise _error(
+                number,
+                f"found {len(cells)} columns, expected 6: two times, latitude, longitude, bytes, ms",
+            )
+        size, took = _number(number, "bytes", cells[4]), _number(number, "milliseconds", cells[5])
+        if took:  # 0 in the first line of some files
+            yield RateSample(end, 8000 * size / took)
+        end += took / 1000
+
+
+def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
+    """Raises ValueError if the lines do not have this format."""
+    rows = csv.DictReader(lines)
+    missing = {"Timestamp", "DL_bitrate"} - set(rows.fieldnames or ())
+    if missing:
+        raise _error(
+            1, f"found no column {', '.join(sorted(missing))}, expected a file of G-NetTrack Pro"
+        )
+    for row in rows:
+        text = row["Timestamp"] or ""
+        try:
+            at = datetime.datetime.strptime(f"{text} +0000", "%Y.%m.%d_%H.%M.%S %z")
+        except ValueError:
+            message = f"found {text!r:.40}, expected a time such as 2019.12.16_13.40.04"
+            raise _error(rows.line_num, message) from None
+        if row.get("State") != "I" and row["DL_bitrate"] not in ("-", "", None):
+            kbit = _number(rows.line_num, "DL_bitrate", row["DL_bitrate"])
+            yield RateSample(at.timestamp(), 1000 * kbit)
+
+
+def pensieve(lines: Iterable[str]) -> Iterator[RateSample]:
+    """Raises ValueError if the lines do not have this format."""
+    for number, line in _significant(lines):
+        cells = line.split()
+        if len(cells) != 2:
+            raise _error(number, f"found {len(cells)} columns, expected 2: seconds and Mbit/s")
+        at, rate = _number(number, "time", cells[0]), _number(number, "Mbit/s", cells[1])
+        yield RateSample(at, 1e6 * rate)
+
+
+PUBLISHED_FORMATS: Mapping[str, Callable[[Iterable[str]], Iterator[RateSample]]] = {
+    "riiser": riiser,
+    "ucc": ucc,
+    "pensieve": pensieve,
+}
+
+
+def as_csv(
+    samples: Iterable[RateSample], direction: str = "down", *, scale: float = 1.0, source: str = ""
+) -> str:
+    """Write for `link: {trace: {csv: ...}}`. `direction`: `up` or `down`.
+
+    Rates are multiplied by `scale`. Times are shifted, so that they begin at 0. `source` becomes comment
+    lines. If several samples have the same time, as from a clock with whole seconds, they are replaced
+    by their mean. Raises ValueError if there are no samples, or if the times decrease.
+    """
+    rows: list[tuple[float, float]] = []
+    for begin, group in itertools.groupby(samples, lambda sample: sample.begin):
+        if rows and begin < rows[-1][0]:
+            raise ValueError(
+                f"a time of {begin:g} s follows {rows[-1][0]:g} s, expected increasing times"
+            )
+        rates = [sample.rate for sample in group]
+        rows.append((begin, scale * math.fsum(rates) / len(rates)))
+    if not rows:
+        raise ValueError("has no measured throughput")
+    lines = [*(f"# {line}" for line in source.splitlines()), f"time,{direction}"]
+    lines += [f"{begin - rows[0][0]:.10g},{rate:.10g}" for begin, rate in rows]
+    read_csv(lines)  # checks that the result can be read
+    return "\n".join(lines) + "\n"
+
+
+def _significant(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _number(line: int, name: str, text: str) -> float:
+    try:
+        return read_number(text, name)
+    except ValueError as error:
+        raise _error(line, str(error)) from None
+
+
+def _error(number: int, message: str) -> ValueError:
+    return ValueError(f"line {number}: {message}")

@@ -15,11 +15,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agents import extras
+from agents import extras, random_generators
 from agents.checks import at_least
 from agents.texts import quantity
 from testbed.errors import BadInputError
-from testbed.topology import seeds
 
 MIN_SAMPLES = 10
 """Schemes without a parameter `min_samples` require at least this number on average."""
@@ -253,7 +252,9 @@ class ResampledIndices(Mapping[str, Indices]):
 
     def __getitem__(self, client: str) -> Indices:
         size = self.sizes[client]
-        return seeds.generator(self.seed, client, "resampled").integers(self.total, size=size)
+        return random_generators.generator(self.seed, client, "resampled").integers(
+            self.total, size=size
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sizes)
@@ -501,7 +502,7 @@ def draw_requested(
     if not requests:
         return {}, np.arange(len(labels))
     has_classes = labels.ndim == 1 and labels.dtype.kind == "i"
-    rng = seeds.generator(seed, "", "by hand")
+    rng = random_generators.generator(seed, "", "by hand")
     left = np.arange(len(labels))
     taken: dict[str, Indices] = {}
     every = len(labels) + 1

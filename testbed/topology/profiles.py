@@ -1,13 +1,10 @@
-"""Device profiles and link classes: the testbed's, and the user's own.
-
-A profiles file has the keys `devices` and `links`, each with entries by name. The testbed's files are
-read first. Then the user's file follows (`~/.config/testbed/profiles.yaml`), and then `profiles.yaml` in
-the folder of the topology. A later entry replaces the whole earlier entry of the same name.
-"""
+"""Hardware in files: device profiles and link classes, the testbed's and the user's own, and machines to
+plan for."""
 
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +13,14 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from agents.disk import files
 from testbed.errors import BadInputError
+from testbed.host.nodes import Node
 from testbed.topology import validation_errors, yamlfile
 from testbed.topology.energy import PowerFigures
 from testbed.topology.fields import (
     Count,
+    Memory,
     Model,
     Name,
     Positive,
@@ -33,6 +33,12 @@ from testbed.topology.fields import (
     Thermal,
 )
 from testbed.topology.yamlfile import Document
+
+# Device profiles and link classes: the testbed's, and the user's own.
+#
+# A profiles file has the keys `devices` and `links`, each with entries by name. The testbed's files are
+# read first. Then the user's file follows (`~/.config/testbed/profiles.yaml`), and then `profiles.yaml`
+# in the folder of the topology. A later entry replaces the whole earlier entry of the same name.
 
 FILE = "profiles.yaml"
 _BUILT_IN = Path(__file__).parents[1] / "catalog"
@@ -289,3 +295,120 @@ def _format(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_format(inner)}" for key, inner in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_DEVICES = re.compile(r"^devices:[ \t]*(#.*)?$", re.MULTILINE)
+_INDENT = "  "
+
+
+def add_own_profile(to: Path, entries: str, source: str) -> list[str]:
+    """Add devices to the profiles file `to`, and return their names.
+
+    `entries` is the text of a profiles file, which errors call `source`. The rest of `to` stays
+    unchanged. Raises BadInputError if `entries` has an error or no device, or if `to` already has a
+    device of the same name.
+    """
+    names = list(parse(entries, source).devices)
+    if not names:
+        raise BadInputError(f"{source}: found no devices to add")
+    text = to.read_text(encoding="utf-8") if to.is_file() else ""
+    known = read(to).devices if to.is_file() else {}
+    for name in names:
+        if name in known:
+            raise BadInputError(
+                f"{to} already has a device {name}: remove it there, or rename the new one"
+            )
+    new = append_devices(text, entries)
+    parse(new, str(to))
+    with files.atomic_write(to) as partial:
+        partial.write_text(new, encoding="utf-8")
+    return names
+
+
+def append_devices(text: str, entries: str) -> str:
+    """Both are texts of profiles files. Raises BadInputError if `text` has its devices in braces
+    (`devices: {...}`)."""
+    body = textwrap.dedent(_DEVICES.split(entries, maxsplit=1)[-1].strip("\n"))
+    found = _DEVICES.search(text)
+    if found is None:
+        if re.search(r"^devices:", text, re.MULTILINE):
+            raise BadInputError(
+                "the devices are written in braces, so that nothing can be added automatically: add "
+                "this by hand\n\n"
+                f"{textwrap.indent(body, _INDENT)}"
+            )
+        before = f"{text.rstrip()}\n" if text.strip() else ""
+        return f"{before}devices:\n{textwrap.indent(body, _INDENT)}\n"
+    rest = text[found.end() :]
+    inside = re.match(r"(?:\s*#.*\n|\s*\n)*([ \t]+)\S", rest)
+    indent = inside[1] if inside else _INDENT
+    return f"{text[: found.end()]}\n{textwrap.indent(body, indent)}\n{rest.lstrip(chr(10))}"
+
+
+# Machines described in a file, to plan a run for machines that are not available yet.
+#
+#     nodes:
+#       - {name: rack-a, count: 20, cores: 16, memory: 64GiB, labels: {rack: a}}
+#       - {name: old, cores: 4, memory: 16GiB, core: 0.4}      # a core is 0.4 times as fast as this
+#       host's
+#
+# Broker and aggregator run on the first machine.
+
+
+class Machine(Model):
+    """A machine, or `count` equal machines."""
+
+    name: Name = Field(description="Name of the machine; with count, of the group of machines")
+    count: Count | None = Field(
+        default=None, description="Number of equal machines, called name-1, name-2, ..."
+    )
+    cores: Count = Field(description="Number of cores")
+    memory: Memory = Field(description="Size of the memory")
+    core: Positive | None = Field(
+        default=None,
+        description="Speed of a core of the machine, relative to a core of this host. Default: 1",
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels that placement of a device group can select"
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        if self.count is None:
+            return (self.name,)
+        return tuple(f"{self.name}-{number}" for number in range(1, self.count + 1))
+
+
+class Machines(Model):
+    """A file of machines."""
+
+    nodes: tuple[Machine, ...] = Field(min_length=1)
+
+
+def read_machines(path: Path) -> tuple[Node, ...]:
+    """Raises BadInputError that lists all errors."""
+    return _nodes(yamlfile.read(path))
+
+
+def parse_machines(text: str) -> tuple[Node, ...]:
+    """Raises BadInputError that lists all errors."""
+    return _nodes(yamlfile.parse(text))
+
+
+def _nodes(document: yamlfile.Document) -> tuple[Node, ...]:
+    found = validation_errors.validate(Machines, document)
+    if document.problems:
+        raise document.source.error(document.problems)
+    each = [(name, machine) for machine in found.nodes for name in machine.names]
+    return tuple(
+        Node(
+            id=name,
+            name=name,
+            cores=machine.cores,
+            memory=machine.memory,
+            core=machine.core,
+            labels=machine.labels,
+            here=number == 0,
+        )
+        for number, (name, machine) in enumerate(each)
+    )

@@ -43,7 +43,7 @@ from agents.disk import files
 from agents.rules import RULES
 from agents.texts import quantity
 from testbed.topology import fields, surveys, units
-from testbed.topology.numbers import read_number
+from testbed.topology.units import read_number
 from testbed.traits import is_simulated
 
 if TYPE_CHECKING:

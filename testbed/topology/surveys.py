@@ -20,7 +20,7 @@ from agents.disk.yaml_loader import Loader
 from testbed.errors import BadInputError
 from testbed.topology import profiles, validation_errors
 from testbed.topology.draw_settings import POPULATIONS, choose, population_names
-from testbed.topology.numbers import read_number
+from testbed.topology.units import read_number
 from testbed.topology.yamlfile import FaultyFileError, Place, Problem, Source
 
 DRAWABLE = ("profile", "cpu", "gflops", "timing", "speed", "memory", "link", "think", "availability",

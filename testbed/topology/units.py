@@ -1,18 +1,25 @@
-"""Conversion of quantities with units (`5mbit`, `80ms`, `512MiB`, `1%`) to numbers and back.
-
-A reader takes a value as it is in the file. If the value is not the expected quantity, or is a number
-without a unit, the reader raises ValueError with a message that begins with "expected". Arithmetic is
-exact until the last step. A reader therefore returns exactly the number that was formatted.
-"""
+"""Numbers as users and files write them: quantities with units (`5mbit`, `80ms`, `512MiB`, `1%`),
+numbers of surveys and logs, and CSV files with values over time."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+
+from agents.texts import describe_value
+
+# Conversion of quantities with units (`5mbit`, `80ms`, `512MiB`, `1%`) to numbers and back.
+#
+# A reader takes a value as it is in the file. If the value is not the expected quantity, or is a number
+# without a unit, the reader raises ValueError with a message that begins with "expected". Arithmetic is
+# exact until the last step. A reader therefore returns exactly the number that was formatted.
 
 Units = Mapping[str, Fraction | int]
 
@@ -223,3 +230,109 @@ def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
 def _plain(value: Fraction) -> str:
     """Write all digits without an exponent. `value` must not have more digits than a float."""
     return format(Decimal(value.numerator) / Decimal(value.denominator), "f")
+
+
+_LARGEST = 1e15
+"""Sums, products and quotients of some numbers from its inverse up to it are finite."""
+
+
+def read_number(
+    value: object,
+    name: str,
+    unit: str = "",
+    *,
+    least: float = 0.0,
+    most: float = _LARGEST,
+    above: bool = False,
+) -> float:
+    """`value`: a number, or its text. `above`: whether it must be above `least`. Raises ValueError that
+    names `name`, the value, and what was expected."""
+    found = math.nan
+    if isinstance(value, str) and value.isascii() and "_" not in value:
+        with suppress(ValueError):
+            found = float(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        found = float(value) if abs(value) <= _LARGEST else math.inf
+    if (least + 1 / _LARGEST if above else least) <= found <= most:
+        return found
+    expected = f"above {least:g}" if above else f"of at least {least:g}"
+    if most < _LARGEST:
+        expected = f"from {least:g} to {most:g}"
+    told = f"{value!r:.40}" if isinstance(value, str) else describe_value(value)
+    raise ValueError(f"{name} is {told}, expected a number {expected}{f' ({unit})' if unit else ''}")
+
+
+# CSV files with values over time, such as traces of links and of chargers.
+#
+# A header line has `time` (seconds) and further columns of numbers. A row holds until the next row. The
+# first row is at time 0. Empty lines and lines that begin with # are skipped.
+
+Limits = Mapping[str, tuple[float, str]]
+"""Maximum value and unit of each column. All values are at least 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTable:
+    lines: array[int]
+    """Number of each row's line."""
+    times: array[float]
+    """Seconds, in increasing order; the first is 0."""
+    columns: Mapping[str, array[float]]
+    """Values at each of `times`."""
+
+    def period(self, *, loop: bool) -> float | None:
+        """Seconds after which the rows repeat: if there is more than one, the last holds as long as the
+        row before it."""
+        return 2 * self.times[-1] - self.times[-2] if loop and len(self.times) > 1 else None
+
+
+def read_timed_csv(
+    lines: Iterable[str],
+    limits: Limits,
+    header_of: Callable[[list[str]], list[str]],
+    empty: str | None = None,
+) -> TimedTable:
+    """`header_of`: returns the names of the columns for the cells of the header line, or raises
+    ValueError. `empty`: what the error about an empty cell says after the name of the column; None if an
+    empty cell is an error like any other wrong number. Raises ValueError with the line number."""
+    rows = (
+        (number, [cell.strip() for cell in line.split(",")])
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    )
+    number, cells = next(rows, (1, [""]))
+    try:
+        header = header_of(cells)
+        numbers, columns = array("q"), {name: array("d") for name in header}
+        times = columns.pop("time")
+        for number, cells in rows:
+            if empty is not None and "" in cells and len(cells) == len(header):
+                raise ValueError(f"{header[cells.index('')]} {empty}")
+            row = _row(header, cells, limits, times[-1] if times else None)
+            numbers.append(number)
+            times.append(row["time"])
+            for name, column in columns.items():
+                column.append(row[name])
+        if not times:
+            raise ValueError("no row follows the header, expected at least one, at time 0")
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None
+    return TimedTable(numbers, times, columns)
+
+
+def _row(
+    header: Sequence[str], cells: Sequence[str], limits: Limits, last: float | None
+) -> dict[str, float]:
+    """`last`: time of the previous row in seconds."""
+    if len(cells) != len(header):
+        raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
+    bounded = ((name, text, *limits[name]) for name, text in zip(header, cells, strict=True))
+    row = {name: read_number(text, name, unit, most=most) for name, text, most, unit in bounded}
+    time = row["time"]
+    if last is None and time != 0:
+        raise ValueError(f"time is {time:g} in the first row, expected 0")
+    if last is not None and time <= last:
+        raise ValueError(
+            f"time is {time:g}, expected more than {last:g}, the time before it: sort the rows"
+        )
+    return row

@@ -1,12 +1,13 @@
-"""Read a YAML file as plain data, with the place of each key and value for error messages."""
+"""Read a YAML file as plain data, with the place of each key and value for error messages, and with
+limits for files from elsewhere."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -15,6 +16,35 @@ from agents.disk import files
 from agents.disk.yaml_loader import Loader
 from agents.texts import quantity
 from testbed.errors import BadInputError
+
+BOUNDARY_KEY = "boundary"
+"""Key of the validation context. Without limits the value is None, or missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Files and programs that a topology, or a sweep with it, may name. The reader of each value
+    asks."""
+
+    root: Path
+    """No file outside of it may be read."""
+    trusted: bool
+    """Whether the topology may run programs of its own, and reach other machines."""
+
+    def inside(self, path: Path) -> Path:
+        """Raises ValueError."""
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise ValueError(f"names {path}, a file outside of the pack: refused")
+        return path
+
+    def program(self, what: str) -> None:
+        """Raises ValueError unless trusted. `what`: program, or other machine, such as `own code`."""
+        if not self.trusted:
+            raise ValueError(
+                f"names {what}, which would run with your rights: look at {self.root}, and add --trust "
+                "if you would run it as a script"
+            )
+
 
 try:  # libyaml is many times as fast
     from yaml import CSafeDumper as _SafeDumper
@@ -375,3 +405,49 @@ def with_block(text: str, key: str, block: str) -> str:
     while end > begin + 1 and (not lines[end - 1].strip() or lines[end - 1][0] == "#"):
         end -= 1  # empty lines and comments before the next key belong to that key
     return "".join([*lines[:begin], block.rstrip("\n") + "\n", *lines[end:]])
+
+
+PATH_KEYS = frozenset(
+    {
+        *("behaviour", "code", "csv", "down", "from", "from_log", "from_run", "image", "initial"),
+        *("path", "trace", "up"),
+    }
+)
+"""Keys of a topology whose value may be a path. Some of them may also have another value, such as the
+rate of a link, or the tag of an image."""
+
+
+def replace_paths(data: Any, change: Callable[[str, str], str | None], key: str = "") -> Any:
+    """Return a copy of `data`, which was read from YAML. `change` gets each key in `PATH_KEYS` with its
+    text, and returns the new text, or None to leave the text unchanged.
+
+    Keys of a sweep are paths of keys: the value of `task.initial` belongs to the key `initial`. All
+    texts in a list below a key belong to that key. `key`: key of `data` itself.
+    """
+    if isinstance(data, Mapping):
+        return {name: replace_paths(value, change, _last_key(name)) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [replace_paths(value, change, key) for value in data]
+    if isinstance(data, str) and key in PATH_KEYS:
+        changed = change(key, data)
+        return data if changed is None else changed
+    return data
+
+
+def _last_key(name: object) -> str:
+    return str(name).rpartition(".")[2].partition("[")[0]
+
+
+def leads_outside(text: str) -> bool:
+    return text.startswith("/") or ".." in PurePosixPath(text).parts
+
+
+def path_keys(data: Any) -> Iterator[tuple[str, Any]]:
+    """A key of a sweep that is a path of keys, such as `task.name`, is yielded as a whole."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            yield str(name), value
+            yield from path_keys(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from path_keys(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed import tracking
 from testbed.rundir.directory import RunDirectory
-from testbed.tracking.follow import follow
+from testbed.tracking.following import follow
 
 _NICE = 10
 """Below a run in real time."""

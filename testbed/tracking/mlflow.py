@@ -9,8 +9,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from testbed.tracking.facts import Facts
-from testbed.tracking.points import Point
+from testbed.tracking.following import Facts, Point
 
 _PARAMETERS = 100
 """MLflow accepts no more per call."""

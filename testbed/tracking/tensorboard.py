@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.tracking.facts import Facts
-from testbed.tracking.points import Point
+from testbed.tracking.following import Facts, Point
 
 
 class TensorboardTracker:

@@ -10,8 +10,7 @@ from typing import Any
 
 import wandb
 
-from testbed.tracking.facts import Facts
-from testbed.tracking.points import Point
+from testbed.tracking.following import Facts, Point
 
 
 class WandbTracker:

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import numpy as np
 
 from agents import shards, user_code
-from agents.aggregator import snapshot
+from agents.aggregator import storage
 from agents.checks import DeclarationError
 from agents.config import LocalTraining
 from agents.rules import RULES
@@ -254,8 +254,8 @@ def _try_selection(selection: ClientSelection, name: str, clients: int, file: Pa
             draws.note_update(client, loss=loss, took=SECOND, staleness=number)
             draws.note_battery(client, 0.5, float(number))
     try:
-        snapshot.save(draws, file)
-        snapshot.load(file)
+        storage.save_snapshot(draws, file)
+        storage.load_snapshot(file)
     except Exception as error:
         raise _RefusedError(
             f"its memory cannot be saved for a restart after a crash ({error}): use only numbers, "
@@ -294,8 +294,8 @@ def _try_rule(rule: Rule, clients: int, file: Path) -> None:
     if not isinstance(server.w, np.ndarray) or (server.w.shape, server.w.dtype) != (w.shape, w.dtype):
         raise _RefusedError("its update replaces server.w by another type of array: change it in place")
     try:
-        snapshot.save((state, server), file)
-        snapshot.load(file)
+        storage.save_snapshot((state, server), file)
+        storage.load_snapshot(file)
     except Exception as error:
         raise _RefusedError(
             f"its state cannot be saved for a restart after a crash ({error}): use only numbers, "
@@ -449,9 +449,9 @@ def _step(
     uses `client` and `index`."""
     import torch
 
-    from agents.models import generators
+    from agents.models import flat
 
-    generators.seed(seed)
+    flat.seed_generators(seed)
     task: Task = _make(cls, params)
     shard = shards.load(Path(samples))
     if cls is Flower:  # each sample stands for a whole partition of the app

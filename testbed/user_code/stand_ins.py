@@ -23,8 +23,7 @@ from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
-from testbed.user_code.code import UserCode, import_folder
-from testbed.user_code.inspector import Inspector, RaisedError
+from testbed.user_code.inspector import Inspector, RaisedError, UserCode, import_folder
 
 Kind = Literal["task", "rule", "selection"]
 _LITERAL: Any = Literal

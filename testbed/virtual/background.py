@@ -10,9 +10,9 @@ from agents.links import background
 from agents.mqtt.topics import ROUTER
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire.messages import NetworkUse, SegmentUse
-from testbed.virtual.event_queue import LINK, EventQueue
 from testbed.virtual.fair_shares import Pipe, Transfer
 from testbed.virtual.network import VirtualNetwork
+from testbed.virtual.timing import LINK, EventQueue
 
 _USE_EVERY: Nanoseconds = SECOND
 """Minimum nanoseconds between two records of the segments' use."""

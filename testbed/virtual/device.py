@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Protocol
 
 from agents.client import core as client
-from agents.client.training_times import Timing
+from agents.client.factory import Timing
 from agents.config import silence_timeout
 from agents.pipeline.interface import SimulatedExchange
 from agents.rules.client_half import SavedVectors

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from agents import events
 from agents.device.energy_meter import figures_of
 from agents.device_actions import EnergyAction
-from agents.energy.account import EnergyAccount
-from agents.energy.amounts import Femtojoules, to_joules, to_watts
+from agents.energy import EnergyAccount, Femtojoules, to_joules, to_watts
 from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
 from agents.wire.messages import EnergySample
 from testbed.plan import PlannedDevice

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 from agents.links.max_min import Branch, RateClaim, SharedLimit, share_out
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
-from testbed.virtual.event_queue import LINK, EventQueue
+from testbed.virtual.timing import LINK, EventQueue
 
 _NANOSECOND = 1e-9
 """One nanosecond, in seconds: a transfer that needs at most this time counts as finished."""

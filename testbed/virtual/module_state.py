@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from agents.config import FROM_TASK, InitialModel
-from agents.disk.checksum import checksum_of
-from agents.models import generators
+from agents.disk.files import checksum_of
+from agents.models import flat
 from agents.models.flat import build, learned, stored_buffers
 from agents.shards import Shard
 from agents.tasks.interface import Task, mean_loss
@@ -34,7 +34,7 @@ def refuse_hidden_state(task: Task, train: Shard, start: InitialModel = FROM_TAS
     """Repeat a training step with equal weights, samples and random numbers. Raises BadInputError if
     something besides learned parameters and stored buffers is different afterwards, such as a counter in
     an attribute, or if the step has another gradient, as with a counter in a global variable."""
-    with generators.unchanged():
+    with flat.unchanged_generators():
         module = build(task, start)
         samples = train.subset(np.arange(min(_TRIED, len(train))))
         weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -63,7 +63,7 @@ def _step(task: Task, module: nn.Module, weights: dict[str, Any], samples: Shard
     with suppress(Exception):
         module.load_state_dict(weights)
         module.zero_grad()
-        generators.seed(0)
+        flat.seed_generators(0)
         x, y = samples.tensors()
         mean_loss(task, module(x), y).backward()  # type: ignore[no-untyped-call]
         found = (one.grad for one in module.parameters() if one.grad is not None)

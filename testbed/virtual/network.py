@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agents import random_generators
 from agents.config import AccessLink, DrawnDuration, Segment, Way
 from agents.device.link import burst
 from agents.timing import durations
@@ -37,10 +38,9 @@ from testbed.plan.costs import (
     with_packet_headers,
 )
 from testbed.plan.planned_devices import PlannedTransfers
-from testbed.topology import seeds
 from testbed.virtual import timing
-from testbed.virtual.event_queue import LINK, EventQueue
 from testbed.virtual.fair_shares import FairShares, Pipe, Transfer
+from testbed.virtual.timing import LINK, EventQueue
 
 _FREE = AccessLink()
 Route = tuple[FairShares | None, tuple[Pipe, ...]]
@@ -486,7 +486,7 @@ class VirtualNetwork:
         """`index`: position in device order."""
         segments = [self._segment(one, device.path[-1].name) for one in reversed(device.path)][::-1]
         root = device.path[-1].name if device.path else None
-        generator = functools.partial(seeds.generator, self._seed, device.name, "link")
+        generator = functools.partial(random_generators.generator, self._seed, device.name, "link")
         if device.transfers is not None:
             return TimedLine(self._events, device.transfers, generator, index)
         line = Line(

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from agents.config import FROM_TASK, InitialModel
-from agents.models import generators
+from agents.models import flat
 from agents.models.flat import FlatModule, build, stored_buffers, vector_parts
 from agents.models.vectors import Vector
 from agents.shards import Shard, model_inputs
@@ -127,7 +127,7 @@ class HostStackMemory:
 def objective(task: Task, train: Shard, start: InitialModel = FROM_TASK) -> Objective:
     """The fastest objective on a CPU that computes what autograd computes, to rounding, on some samples
     of `train`."""
-    with generators.unchanged():
+    with flat.unchanged_generators():
         module = build(task, start)
     exact = AnyModule(task, train, module)
     quick = _closed_form(task, train, module)
@@ -275,7 +275,7 @@ class AnyModule:
         """Maximum number of models in a stack."""
         self._trial: _Trial | None = None
         """Results of autograd; None if it raises an error, as the first training then will."""
-        with generators.unchanged(), suppress(Exception):
+        with flat.unchanged_generators(), suppress(Exception):
             self._trial = self._try_out()
 
     def _try_out(self) -> _Trial:
@@ -287,12 +287,12 @@ class AnyModule:
         noise = rng.standard_normal(first.size, np.float32)
         second = first + noise * np.float32(0.1 * math.sqrt(np.square(first).mean()) + 0.01)
         w = np.stack([first, second])
-        before = generators.states()
+        before = flat.generator_states()
         trial = _Trial(w, np.stack(rows), np.empty(2, np.float32), np.empty_like(w))
         for k in range(2):
             trial.losses[k] = self._one(w[k], trial.rows[k], trial.gradients[k])
         self._always_partial = self.partial
-        self.draws = generators.states() != before
+        self.draws = flat.generator_states() != before
         return trial
 
     @property
@@ -317,7 +317,7 @@ class AnyModule:
         are not."""
         if (trial := self._trial) is None:
             return
-        with generators.unchanged():
+        with flat.unchanged_generators():
             if not self.draws and self._flat.w.is_cpu:
                 self._try_layers(trial)
             self._try_stacks(trial)

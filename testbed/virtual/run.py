@@ -9,30 +9,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import IO
 
-from agents import events, pipeline, user_code
+from agents import events, pipeline, random_generators, user_code
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
 from agents.aggregator.evaluation import Evaluator
-from agents.aggregator.inputs import Input
+from agents.aggregator.inputs import Input, Settings
 from agents.aggregator.recording import Recording
-from agents.aggregator.settings import Settings
-from agents.client import factory, randomness
+from agents.client import factory
 from agents.client.core import Train
 from agents.client.training import make_trainer
 from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
-from agents.imports import frozen
-from agents.models import generators
-from agents.models.buffers import Buffers
+from agents.disturbances import Watchdog
+from agents.models import flat
 from agents.models.flat import first_model
-from agents.models.vectors import Vector
+from agents.models.vectors import Buffers, Vector
 from agents.pipeline.interface import ExchangeCost
+from agents.process import frozen
 from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import from_seconds
-from agents.watchdog import Watchdog
 from agents.wire import messages
 from agents.wire.messages import EnergySample, NetworkUse
 from testbed.data.preparation import Prepared, evaluation_parts
@@ -56,7 +54,7 @@ from testbed.plan.costs import (
     message_sizes,
     with_step_time,
 )
-from testbed.plan.planned_actions import has_steps, steps
+from testbed.plan.planned_devices import action_steps, has_action_steps
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Virtual
 from testbed.view import View
@@ -64,13 +62,11 @@ from testbed.virtual import slices
 from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import VirtualDevice
 from testbed.virtual.energy import DeviceEnergy, FleetEnergy
-from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.module_state import refuse_hidden_state
 from testbed.virtual.network import VirtualNetwork
-from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
-from testbed.virtual.stacked_training import BatchTrainer
-from testbed.virtual.timing import ComputeTimes
+from testbed.virtual.stacked_training import BatchTrainer, Pool, Ticket
+from testbed.virtual.timing import ComputeTimes, EventQueue
 
 _PATIENCE_SECONDS = 30.0
 """Wall time after which own code that has not returned is reported."""
@@ -87,7 +83,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     try:
         with (
             frozen(),
-            generators.unchanged(),
+            flat.unchanged_generators(),
             numerics.one_blas_thread(),
             interrupt_flag() as interrupted,
         ):
@@ -189,7 +185,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
-        patient=has_steps(topology, spec.plan) or any(map(_charges, spec.plan.devices)),
+        patient=has_action_steps(topology, spec.plan) or any(map(_charges, spec.plan.devices)),
         bounds=topology.bounds.build(),
         keeps_models=keeps_models(topology, spec.plan),
         steps=update_steps(topology, spec.plan),
@@ -221,7 +217,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         schema=schema,
         sizes=message_sizes(run_id, schema, w, buffers, side=side),
         stop=stop,
-        steps=steps(topology, spec.plan),
+        steps=action_steps(topology, spec.plan),
         absent=spec.plan.absent,
         idle=idle,
         energy=FleetEnergy(energy, recorder.sample, settings.evaluate_every) if energy else None,
@@ -315,7 +311,7 @@ class _Fleet:
                 work=work,
                 client=name,
                 index=index,
-                rng=lambda: factory.rng(setup, randomness.TRAINING, wanted.sequence),
+                rng=lambda: factory.rng(setup, random_generators.TRAINING, wanted.sequence),
                 gradient=gradient,
                 terms=wanted.terms,
                 memory=wanted.memory,
@@ -365,7 +361,7 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     """Devices with the links that they have at time 0, when the first models are sent: by a trace's
     first values."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
-    for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
+    for step in itertools.takewhile(lambda step: step.at <= 0, action_steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].with_action(step.action)
     for device in spec.plan.devices:
         changes = made[device.name].link if device.name in made else None

@@ -22,8 +22,7 @@ from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
 from agents.config import StopConditions
 from agents.device_actions import PowerOff, PowerOn, SetBackground, to_json
-from agents.models.buffers import Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import Buffers, Vector
 from agents.pipeline.interface import SimulatedExchange, Wanted
 from agents.rules.interface import RequestUpdate, Server
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
@@ -34,7 +33,7 @@ from testbed.virtual import faults
 from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import OngoingTraining, VirtualDevice
 from testbed.virtual.energy import DeviceEnergy, FleetEnergy
-from testbed.virtual.event_queue import ARRIVAL, DEVICE, LINK, SCENARIO, EventQueue
+from testbed.virtual.timing import ARRIVAL, DEVICE, LINK, SCENARIO, EventQueue
 
 _DEADLOCK = "nothing can happen: the rule waits for its clients, and the clients wait for the rule"
 _MAX_EVENTS_AT_ONCE = 100

@@ -33,7 +33,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from testbed.errors import HostError
 from testbed.host import die_with_parent, run_module
-from testbed.host.cpu_latency import keep_awake
+from testbed.host.cpus import keep_awake
 from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
 

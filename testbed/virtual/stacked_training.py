@@ -1,10 +1,10 @@
-"""Local training of many clients together, on stacked models, as `agents.client.training` but for
-float32 rounding."""
+"""Local training of many clients together, on stacked models, when the first result is needed."""
 
 from __future__ import annotations
 
 import enum
 import functools
+import heapq
 import itertools
 import math
 import queue
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from agents.client.core import Outcome
 from agents.client.training import make_trainer
 from agents.config import FROM_TASK, InitialModel, LocalTraining
-from agents.models import generators
-from agents.models.buffers import NONE, Buffers
-from agents.models.vectors import Vector, norm
+from agents.models import flat
+from agents.models.vectors import NONE, Buffers, Vector, norm
 from agents.rules.client_half import NO_TERMS, Terms, Vectors
 from agents.shards import Shard
 from agents.tasks.interface import Task
+from agents.timing.nanoseconds import Nanoseconds
 from testbed.virtual.objectives import (
     AnyModule,
     Gradient,
@@ -264,7 +264,7 @@ class _Single:
 
     def __init__(self, task: Task, train: Shard, start: InitialModel, device: str) -> None:
         self._train = train
-        with generators.unchanged():
+        with flat.unchanged_generators():
             nothing = Shard(train.x[:0], train.y[:0], train.scale)
             self._trainer = make_trainer(task, nothing, LocalTraining(steps=1), start, device)
 
@@ -375,3 +375,61 @@ def clipped(job: Job, end: Vector) -> Vector:
         update *= np.float32(job.local.clip / length)
     update += job.start
     return update
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Ticket(Job):
+    """Implements `testbed.virtual.device.LazyTraining`."""
+
+    pool: Pool
+    work: float
+    due: Nanoseconds = 0
+    result: Outcome | None = None
+
+    def outcome(self) -> Outcome:
+        if self.steps == 0:
+            return Outcome(self.start, math.nan, self.buffers)
+        return self.result or self.pool.compute(self)
+
+    def shorten(self, steps: int) -> None:
+        """Discard a result that was computed for more steps."""
+        if steps != self.steps:
+            self.steps, self.result = steps, None
+
+    def request_result(self) -> None:
+        self.pool.add(self)
+
+
+@dataclass(slots=True)
+class Pool:
+    trainer: BatchTrainer
+    lazily: bool
+    """Compute only trainings whose result was requested: if nobody fetches an update in a send buffer,
+    its training is never computed."""
+    _pending: dict[Ticket, None] = field(default_factory=dict)
+
+    def hand_in(self, ticket: Ticket) -> Ticket:
+        if not self.lazily:
+            self.add(ticket)
+        return ticket
+
+    def add(self, ticket: Ticket) -> None:
+        """The result will be needed."""
+        if ticket.result is None and ticket.steps:
+            self._pending[ticket] = None
+
+    def compute(self, ticket: Ticket) -> Outcome:
+        """Others that wait are computed with it: those that end earliest, at most `trainer.together` in
+        total."""
+        self.add(ticket)
+        tickets = list(self._pending)
+        if len(tickets) > self.trainer.together:
+            tickets = heapq.nsmallest(
+                self.trainer.together, tickets, key=lambda one: (one is not ticket, one.due)
+            )
+        for one in tickets:
+            del self._pending[one]
+        for done, result in zip(tickets, self.trainer.run(tickets), strict=True):
+            done.result = result
+        assert ticket.result is not None  # noqa: S101  (it was among them)
+        return ticket.result

@@ -20,7 +20,7 @@ from analysis.tally import Notice, merge_notices
 from testbed import console
 from testbed.fidelity.validity import Judgement, Validity
 from testbed.view import View
-from testbed.watching.overview import Overview
+from testbed.watching.rows import Overview
 from testbed.watching.screen import quality_of
 
 if TYPE_CHECKING:  # imports pandas, which takes a second: only at the end of a run

@@ -28,7 +28,7 @@ from analysis.figures import FIGURES, DeviceFigure
 from analysis.tally import DeviceTally, Tally
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import RecordFollower, Samples
+from testbed.rundir.live_files import RecordFollower, Samples
 from testbed.watching.hosts import HOST, OwnHosts
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from analysis.figures import FIGURES, DeviceFigure, energy, rate
 from analysis.tally import Tally
 from testbed import console
 from testbed.fidelity.validity import Validity, recorded_reasons
-from testbed.watching.overview import Overview
-from testbed.watching.rows import Row, in_order, rows
+from testbed.watching.rows import Overview, Row, in_order, rows
 from testbed.watching.selection import HELP, Selection
 
 

@@ -21,8 +21,8 @@ from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
 from agents.config import LocalTraining
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ClientStep, PeerError
+from agents.pipeline.secure.arithmetic import Grid
 from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.quantisation import Grid
 from agents.pipeline.secure.secure_messages import decode_sum
 from agents.pipeline.secure.settings import SecureRun
 from agents.pipeline.secure.step import Masking

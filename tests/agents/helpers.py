@@ -21,9 +21,9 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
-from agents.aggregator.settings import Settings
+from agents.aggregator.inputs import Settings
 from agents.client.core import ClientCore, ClientIdentity, Outcome
-from agents.client.training_times import Timing
+from agents.client.factory import Timing
 from agents.config import (
     AggregatorConfig,
     BrokerAccess,
@@ -33,8 +33,7 @@ from agents.config import (
     StopConditions,
 )
 from agents.device_actions import Join
-from agents.models.buffers import Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import Buffers, Vector
 from agents.pipeline import ServerSteps
 from agents.pipeline.compression import METHODS, Compressor
 from agents.pipeline.secure.settings import SecureRun
@@ -60,9 +59,8 @@ from testbed.plan.costs import StepCost
 from testbed.topology.action_timeline import Step
 from testbed.virtual import simulation
 from testbed.virtual.device import VirtualDevice
-from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import VirtualNetwork
-from testbed.virtual.timing import ComputeTimes
+from testbed.virtual.timing import ComputeTimes, EventQueue
 
 NAMES = "abcdefgh"
 

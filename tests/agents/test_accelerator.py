@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agents.client import accelerator
+from agents.client import resources
 from agents.config import BrokerAccess, ClientConfig, ClientSetup, LocalTraining, Named
 
 CPU = ClientConfig(
@@ -27,15 +27,15 @@ A2 = SimpleNamespace(name="NVIDIA A2", total_memory=16 * 2**30, multi_processor_
 
 
 def test_client_without_a_gpu_is_not_limited() -> None:
-    accelerator.prepare(CPU)
-    with pytest.raises(torch.OutOfMemoryError), accelerator.exit_when_out_of_memory(CPU):
+    resources.prepare_gpu(CPU)
+    with pytest.raises(torch.OutOfMemoryError), resources.exit_when_out_of_memory(CPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
 
 
 def test_client_that_finds_no_gpu_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match=r"client pi: PyTorch 2\S+ finds no GPU here .*`testbed"):
-        accelerator.prepare(GPU)
+        resources.prepare_gpu(GPU)
 
 
 def test_pytorch_memory_is_limited_to_that_of_the_device(
@@ -49,21 +49,21 @@ def test_pytorch_memory_is_limited_to_that_of_the_device(
     }
     for name, function in cuda.items():
         monkeypatch.setattr(torch.cuda, name, function)
-    accelerator.prepare(GPU)
+    resources.prepare_gpu(GPU)
     assert taken == [0.125]
     told = "client pi: trains on NVIDIA A2, 5 multiprocessors, 2048 of 16384 MiB\n"
     assert capsys.readouterr().err == told
-    accelerator.prepare(replace(GPU, gpu_memory=None))
+    resources.prepare_gpu(replace(GPU, gpu_memory=None))
     assert taken == [0.125]
-    assert accelerator.memory_fraction(32 * 2**30, 16 * 2**30) == 1.0
+    assert resources.memory_fraction(32 * 2**30, 16 * 2**30) == 1.0
 
 
 def test_out_of_gpu_memory_is_reported() -> None:
-    with pytest.raises(SystemExit) as ended, accelerator.exit_when_out_of_memory(GPU):
+    with pytest.raises(SystemExit) as ended, resources.exit_when_out_of_memory(GPU):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
     assert str(ended.value) == (
         "client pi: out of GPU memory of its 2048 MiB: CUDA out of memory. Tried to allocate 2 GiB. "
         "Raise gpu.memory in the topology, or lower batch_size"
     )
-    with pytest.raises(RuntimeError, match="another"), accelerator.exit_when_out_of_memory(GPU):
+    with pytest.raises(RuntimeError, match="another"), resources.exit_when_out_of_memory(GPU):
         raise RuntimeError("another")

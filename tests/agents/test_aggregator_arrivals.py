@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from agents import events
-from agents.aggregator.arrivals import Arrivals
-from agents.aggregator.dispatches import Dispatched
+from agents.aggregator.dispatches import Arrivals, Dispatched
 from agents.aggregator.inputs import UpdateArrived
-from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import NONE, Buffers
 from agents.rules.interface import Contribution
 from agents.timing.nanoseconds import SECOND, from_seconds
 from tests.agents.helpers import message

@@ -9,7 +9,7 @@ import pytest
 from agents import events
 from agents.aggregator import inputs
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
-from agents.aggregator.settings import LastEvaluation
+from agents.aggregator.inputs import LastEvaluation
 from agents.config import StopConditions
 from agents.rules.asysg import AsySG
 from agents.rules.defedavg_iid import DeFedAvgIid

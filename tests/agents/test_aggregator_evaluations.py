@@ -7,8 +7,8 @@ import pytest
 
 from agents import events
 from agents.aggregator.actions import Evaluate, Log
-from agents.aggregator.evaluations import Evaluations
 from agents.aggregator.inputs import EvaluationDone, PartEvaluated
+from agents.aggregator.progress import Evaluations
 
 _W = np.zeros(2, np.float32)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.aggregator.outgoing import Outgoing
+from agents.aggregator.clients import Outgoing
 from agents.rules.interface import RequestUpdate, Send
 
 _CLIENTS = st.sampled_from("abc")

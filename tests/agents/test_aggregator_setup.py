@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agents.aggregator.core import Setup
-from agents.aggregator.settings import Settings
+from agents.aggregator.inputs import Settings
 from agents.config import Named, StopConditions
 from agents.rules.interface import ClientSide
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.aggregator.timers import Timer, Timers
+from agents.aggregator.progress import Timer, Timers
 
 _BOOKS: list[Timer] = ["evaluate", "checkpoint", "after"]
 _OTHERS: list[Timer] = [

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.aggregator.dispatches import Dispatched
-from agents.aggregator.inputs import UpdateArrived
-from agents.aggregator.settings import Settings
-from agents.aggregator.validation import Validation
+from agents.aggregator.inputs import Settings, UpdateArrived
+from agents.aggregator.intake import Validation
 from agents.config import StopConditions, UpdateBounds
 from agents.models import vectors
-from agents.models.buffers import Buffers
-from agents.models.vectors import Vector
+from agents.models.vectors import Buffers, Vector
 from agents.pipeline import ServerSteps
 from agents.pipeline.compression import Compressed, TopK
-from agents.pipeline.secure.masked_update import DIVERGED, Masked
+from agents.pipeline.secure.secure_messages import DIVERGED, Masked
 from agents.pipeline.secure.settings import SecureRun
 from agents.rules.client_half import ClientSide, Kind
 from agents.rules.interface import Server

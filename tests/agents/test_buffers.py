@@ -14,9 +14,9 @@ from agents import events
 from agents.aggregator import actions as act
 from agents.client.training import Trainer
 from agents.config import LocalTraining
-from agents.models import buffers
-from agents.models.buffers import Buffers
+from agents.models import vectors
 from agents.models.flat import FlatModule, buffers_of, first_model, initial, load_buffers
+from agents.models.vectors import Buffers
 from agents.rules.fedbuff import FedBuff
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -44,7 +44,7 @@ def held(*floats: float, count: int = 0) -> Buffers:
 
 def test_buffers_are_averaged_by_the_rules_weights_and_integers_are_the_newest() -> None:
     arrived = [(0.25, held(1, 10, count=9)), (0.75, held(5, 20, count=4))]
-    new = buffers.averaged(held(100, 100), arrived, shares=False)
+    new = vectors.averaged(held(100, 100), arrived, shares=False)
     assert new.floats.tolist() == [4, 17.5]
     assert new.integers.tolist() == [4]
     assert new.floats.dtype == np.float32
@@ -52,13 +52,13 @@ def test_buffers_are_averaged_by_the_rules_weights_and_integers_are_the_newest()
 
 def test_old_buffers_keep_their_share_only_in_a_mean_of_models() -> None:
     one = [(0.25, held(8.0, count=1))]
-    assert buffers.averaged(held(4.0), one, shares=True).floats.tolist() == [5]
-    assert buffers.averaged(held(4.0), one, shares=False).floats.tolist() == [8]
-    assert buffers.averaged(held(4.0), one * 8, shares=True).floats.tolist() == [8]
+    assert vectors.averaged(held(4.0), one, shares=True).floats.tolist() == [5]
+    assert vectors.averaged(held(4.0), one, shares=False).floats.tolist() == [8]
+    assert vectors.averaged(held(4.0), one * 8, shares=True).floats.tolist() == [8]
 
 
 def test_updates_without_weight_leave_buffers_unchanged() -> None:
-    new = buffers.averaged(held(4.0), [(0.0, held(8.0, count=5))], shares=False)
+    new = vectors.averaged(held(4.0), [(0.0, held(8.0, count=5))], shares=False)
     assert (new.floats.tolist(), new.integers.tolist()) == ([4], [5])
 
 
@@ -75,7 +75,7 @@ def test_buffers_of_a_version_average_its_updates() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (buffers.NONE, "0 numbers in its buffers, expected 2"),
+        (vectors.NONE, "0 numbers in its buffers, expected 2"),
         (held(1.0, 2.0), "3 numbers in its buffers, expected 2"),
         (held(float("nan")), "not finite"),
         (held(float("inf")), "not finite"),

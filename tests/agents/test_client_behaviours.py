@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from agents.client import memory_file
+from agents.client import files
 from agents.client.core import (
     Actions,
     ClientCore,
@@ -185,9 +185,9 @@ def test_restarted_client_continues_from_its_last_applied_update(
     tmp_path: Path, acknowledged: int, residual: float
 ) -> None:
     path = tmp_path / "memory.safetensors"
-    assert memory_file.load(path) == {}
-    memory_file.save({"applied": (6, _vector(1.0)), "sent": (7, _vector(3.0))}, path)
-    client = _client(memory_file.load(path), kind="residual")
+    assert files.load_memory(path) == {}
+    files.save_memory({"applied": (6, _vector(1.0)), "sent": (7, _vector(3.0))}, path)
+    client = _client(files.load_memory(path), kind="residual")
     assert client.on_model(_model(1, acknowledged=acknowledged), 0) == [
         Train(_model(1, acknowledged=acknowledged), 8)
     ]
@@ -255,8 +255,8 @@ def test_sequence_numbers_continue_after_the_acknowledged_one(kind: str) -> None
 
 def test_memory_with_only_a_sent_update_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "memory.safetensors"
-    memory_file.save({"sent": (3, _vector(1.0))}, path)
-    known = memory_file.load(path)
+    files.save_memory({"sent": (3, _vector(1.0))}, path)
+    known = files.load_memory(path)
     assert {name: (number, one.tolist()) for name, (number, one) in known.items()} == {
         "sent": (3, [1.0])
     }

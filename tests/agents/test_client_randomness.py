@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agents import generator_keys
-from agents.client.randomness import NOISE, THINKING, TIMING, TRAINING, generator
-from testbed.topology import seeds
+from agents import random_generators
+from agents.random_generators import NOISE, THINKING, TIMING, TRAINING, client_generator
 
 
 @pytest.mark.parametrize(
@@ -18,25 +17,33 @@ from testbed.topology import seeds
     ],
 )
 def test_draws_depend_on_seed_client_and_purpose(purpose: tuple[int, ...], drawn: list[int]) -> None:
-    assert generator(7, "a", *purpose).integers(0, 1000, 4).tolist() == drawn
-    assert generator(8, "a", *purpose).integers(0, 1000, 4).tolist() != drawn
-    assert generator(7, "b", *purpose).integers(0, 1000, 4).tolist() != drawn
+    assert client_generator(7, "a", *purpose).integers(0, 1000, 4).tolist() == drawn
+    assert client_generator(8, "a", *purpose).integers(0, 1000, 4).tolist() != drawn
+    assert client_generator(7, "b", *purpose).integers(0, 1000, 4).tolist() != drawn
 
 
 def test_clients_with_equal_name_checksums_draw_differently() -> None:
     """`plumless` and `buckeroo` have one CRC-32: with that as key, they shared noise and batches, and
     their virtual devices all that is random."""
     for purpose in (TRAINING, NOISE):
-        a, b = (generator(7, name, purpose, 5).standard_normal(4) for name in ("plumless", "buckeroo"))
+        a, b = (
+            client_generator(7, name, purpose, 5).standard_normal(4) for name in ("plumless", "buckeroo")
+        )
         assert (a != b).all()
-    a, b = (seeds.generator(7, name, "churn").standard_normal(4) for name in ("plumless", "buckeroo"))
+    a, b = (
+        random_generators.generator(7, name, "churn").standard_normal(4)
+        for name in ("plumless", "buckeroo")
+    )
     assert (a != b).all()
-    a, b = (seeds.generator(7, "a", purpose).standard_normal(4) for purpose in ("plumless", "buckeroo"))
+    a, b = (
+        random_generators.generator(7, "a", purpose).standard_normal(4)
+        for purpose in ("plumless", "buckeroo")
+    )
     assert (a != b).all()
 
 
 def test_name_is_hashed_to_four_words_of_the_key() -> None:
-    assert generator_keys.key_of("a") == (310482890, 3401391050, 3006382842, 1306272666)
+    assert random_generators.key_of("a") == (310482890, 3401391050, 3006382842, 1306272666)
     names = ["", "a", "aa", "pi-1", "pi-11", "plumless", "buckeroo"]
-    assert {len(generator_keys.key_of(name)) for name in names} == {4}
-    assert len({generator_keys.key_of(name) for name in names}) == len(names)
+    assert {len(random_generators.key_of(name)) for name in names} == {4}
+    assert len({random_generators.key_of(name) for name in names}) == len(names)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agents import events
 from agents.config import Named
-from agents.models.buffers import NONE, Buffers
+from agents.models.vectors import NONE, Buffers
 from agents.pipeline.compression import METHODS, Compressed, Int8, TopK
 from agents.wire import payloads
 from testbed import simulate

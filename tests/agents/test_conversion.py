@@ -8,7 +8,7 @@ import sys
 _PROGRAM = """
 import sys, threading
 from dataclasses import make_dataclass, field
-from agents.conversion import convert
+from agents.checks import convert
 
 sys.setswitchinterval(1e-6)
 for _ in range(30):

@@ -21,16 +21,15 @@ import pytest
 from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import durable as durability
-from agents.aggregator import inputs, recording, snapshot
+from agents.aggregator import inputs, recording, storage
 from agents.aggregator.core import Setup
 from agents.aggregator.durable import DurableCore
-from agents.aggregator.inputs import Input
+from agents.aggregator.inputs import Input, Settings
 from agents.aggregator.recording import RecordingError
-from agents.aggregator.settings import Settings
-from agents.aggregator.snapshot import SnapshotError
+from agents.aggregator.storage import SnapshotError
 from agents.config import Named, StopConditions
 from agents.device_actions import Pause, to_json
-from agents.models.buffers import Buffers
+from agents.models.vectors import Buffers
 from agents.rules import RULES
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedbuff import FedBuff
@@ -599,29 +598,29 @@ class Evil:
     ids=lambda content: getattr(content, "__name__", type(content).__name__),
 )
 def test_snapshot_with_unexpected_types_is_refused(content: object, tmp_path: Path) -> None:
-    snapshot.save({"state": content}, tmp_path / "checkpoint.bin")
+    storage.save_snapshot({"state": content}, tmp_path / "checkpoint.bin")
     with pytest.raises(SnapshotError, match=r"it refers to \S+, which no state contains"):
-        snapshot.load(tmp_path / "checkpoint.bin")
+        storage.load_snapshot(tmp_path / "checkpoint.bin")
 
 
 def test_incomplete_snapshot_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.bin"
     vector = np.arange(1000, dtype=np.float32)
-    snapshot.save([vector, vector], path)
-    one, two = snapshot.load(path)
+    storage.save_snapshot([vector, vector], path)
+    one, two = storage.load_snapshot(path)
     assert one is two  # as before
     one[0] = 7  # and can be changed
     whole = path.read_bytes()
     for kept_bytes in (0, 7, 30, 60, len(whole) - 1):
         path.write_bytes(whole[:kept_bytes])
         with pytest.raises(SnapshotError):
-            snapshot.load(path)
+            storage.load_snapshot(path)
     path.write_bytes(b"\x80\x05" + whole)
     with pytest.raises(SnapshotError, match="not a checkpoint"):
-        snapshot.load(path)
+        storage.load_snapshot(path)
     path.write_bytes(b"testbed1" + whole[8:])
     with pytest.raises(SnapshotError, match="another version of the testbed"):
-        snapshot.load(path)
+        storage.load_snapshot(path)
 
 
 def test_model_is_kept_until_its_evaluation_is_on_disk(tmp_path: Path) -> None:

@@ -6,9 +6,16 @@ import random
 
 import pytest
 
-from agents.energy.account import EnergyAccount, Outlook
-from agents.energy.amounts import femtojoules, microwatts, to_joules
-from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
+from agents.energy import (
+    BatteryConfig,
+    ChargerConfig,
+    EnergyAccount,
+    EnergyConfig,
+    Outlook,
+    femtojoules,
+    microwatts,
+    to_joules,
+)
 
 SECOND = 10**9
 

@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from agents.aggregator.evaluation import Evaluation, Evaluator
-from agents.aggregator.evaluation_parts import Parts
-from agents.models.buffers import NONE, Buffers
-from agents.models.vectors import Vector
-from agents.shards import Shard
+from agents.models.vectors import NONE, Buffers, Vector
+from agents.shards import Parts, Shard
 from agents.tasks.interface import Task
 from agents.tasks.quadratic import Quadratic
 

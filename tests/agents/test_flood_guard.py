@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from agents.aggregator.flood_guard import FloodGuard
 from agents.aggregator.main import Aggregator
+from agents.aggregator.messages import FloodGuard
 from agents.device_actions import Restart, to_json
 from agents.mqtt.topics import AGGREGATOR, Topics
 from agents.mqtt.transport import ReceivedMessage

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from agents.imports import frozen, without_garbage_collection, without_meta_kernels
+from agents.process import frozen, without_garbage_collection, without_meta_kernels
 
 FROZEN_FOR_A_WHILE = """
 import gc
-from agents.imports import frozen
+from agents.process import frozen
 gc.disable()
 try:
     with frozen():
@@ -28,7 +28,7 @@ except KeyError:
 
 META_KERNELS = """
 import sys
-from agents.imports import without_meta_kernels
+from agents.process import without_meta_kernels
 with without_meta_kernels():
     import torch
     if sys.argv[1:]:

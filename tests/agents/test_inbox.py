@@ -9,8 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from agents.mqtt.inbox import Inbox, take
-from agents.mqtt.transport import ReceivedMessage
+from agents.mqtt.transport import Inbox, ReceivedMessage, take
 
 LARGE = ReceivedMessage("update/d-1", bytes(1000), 0)
 

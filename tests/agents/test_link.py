@@ -359,7 +359,7 @@ def test_rate_altered_from_outside_is_a_fault_until_it_is_restored(network: Netw
     network.python(
         "import subprocess, time\n"
         "from agents.config import AccessLink\n"
-        "from agents.device.shaped_link import ShapedLink\n"
+        "from agents.device.link import ShapedLink\n"
         "link = ShapedLink('pi', 'eth0', netem=False)\n"
         "def faults():\n"
         "    link.read_queues()\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.client.outbox import Outbox, retry_while_disk_full, set_aside
+from agents.client.files import Outbox, retry_while_disk_full, set_aside
 
 
 def opened(folder: Path) -> Outbox:

@@ -13,10 +13,9 @@ import safetensors.numpy
 from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
-from agents.aggregator.pending_messages import PendingMessages
+from agents.aggregator.messages import PendingMessages
 from agents.checks import DeclarationError
-from agents.models.buffers import Buffers
-from agents.models.vectors import add_scaled
+from agents.models.vectors import Buffers, add_scaled
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
 from agents.pipeline.compression import METHODS, Compressor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.client.pace import Pace, share_in
+from agents.client.resources import Pace, share_in
 
 
 class Host:

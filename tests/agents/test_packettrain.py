@@ -11,14 +11,14 @@ from contextlib import closing
 
 import pytest
 
-from agents.links import packet_times, packet_train
-from agents.links.packet_train import TrainArrivals
+from agents.links import packets
+from agents.links.packets import TrainArrivals
 
 
 def test_train_lasts_one_second_within_bounds() -> None:
-    assert packet_train.train_length(10_000_000) == 854
-    assert packet_train.train_length(64_000) == 12
-    assert packet_train.train_length(1_000_000_000) == 2_700
+    assert packets.train_length(10_000_000) == 854
+    assert packets.train_length(64_000) == 12
+    assert packets.train_length(1_000_000_000) == 2_700
 
 
 def test_rate_counts_packets_after_the_first() -> None:
@@ -34,18 +34,18 @@ def test_rate_counts_packets_after_the_first() -> None:
 
 @pytest.fixture(scope="module")
 def host() -> str:
-    packet_train.listen("127.0.0.1")
+    packets.listen_for_trains("127.0.0.1")
     return "127.0.0.1"
 
 
 def test_repeated_request_is_not_counted_in_the_train(host: str) -> None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
         sock.settimeout(120)
-        sock.connect((host, packet_train.PORT))
+        sock.connect((host, packets.PORT))
         for _ in range(2):
             sock.send(b"up 64000")
             assert sock.recv(2048) == b"go"
-        for _ in range(packet_train.train_length(64_000)):
+        for _ in range(packets.train_length(64_000)):
             sock.send(bytes(1422))  # 1464 on the wire
         assert json.loads(sock.recv(2048))["count"] == 12
 
@@ -53,7 +53,7 @@ def test_repeated_request_is_not_counted_in_the_train(host: str) -> None:
 @pytest.mark.timed
 def test_rates_are_measured_in_both_directions(host: str) -> None:
     """Nothing limits it here: as fast as it was sent, a tenth faster than asked."""
-    for measure in (packet_train.upload, packet_train.download):
+    for measure in (packets.upload_train, packets.download_train):
         assert measure(host, 5_000_000, 1.0) > 4_000_000
 
 
@@ -68,8 +68,8 @@ def test_without_times_of_the_kernel_data_arrives_when_it_is_read() -> None:
     """As on a real device whose processor is emulated."""
     with EmulatedSocket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.bind(("127.0.0.1", 0))
-        packet_times.enable_timestamps(receiver)
+        packets.enable_timestamps(receiver)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"late", receiver.getsockname())
         begin = time.monotonic_ns()
-        assert begin <= packet_times.arrival_time(receiver) <= time.monotonic_ns()
+        assert begin <= packets.arrival_time(receiver) <= time.monotonic_ns()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agents.aggregator import actions as act
-from agents.aggregator.pending_messages import PendingMessages
+from agents.aggregator.messages import PendingMessages
 from agents.mqtt.topics import Topics
 from agents.rules.interface import RequestUpdate, Server
 from agents.wire import messages, payloads

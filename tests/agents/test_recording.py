@@ -12,9 +12,8 @@ from xxhash import xxh3_64_intdigest
 
 from agents.aggregator import recording
 from agents.aggregator.core import Setup
-from agents.aggregator.inputs import InstantOver, UpdateArrived
+from agents.aggregator.inputs import InstantOver, Settings, UpdateArrived
 from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Torn
-from agents.aggregator.settings import Settings
 from agents.config import Named, StopConditions
 from agents.rules.interface import ClientSide
 from agents.wire import payloads

@@ -11,7 +11,7 @@ import pytest
 
 from agents import events
 from agents.aggregator import actions as act
-from agents.aggregator import inputs, snapshot
+from agents.aggregator import inputs, storage
 from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
 from agents.device_actions import Crash, Pause, Resume, SetCpu
 from agents.rules.asysg import AsySG
@@ -251,8 +251,8 @@ def test_open_requests_and_round_durations_are_in_the_checkpoint(tmp_path: Path)
     core = answered()
     core.core.progress.note_action("a", Pause())
     stalled(core, 3.0, 18.1)
-    snapshot.save(core.core, tmp_path / "checkpoint")
-    core.core = snapshot.load(tmp_path / "checkpoint")
+    storage.save_snapshot(core.core, tmp_path / "checkpoint")
+    core.core = storage.load_snapshot(tmp_path / "checkpoint")
     assert silent(core, 1000.0) is None
     core.core.progress.note_action("a", Resume())
     assert of(act.Dispatch, reported(core, "a", 0, 19.0))

@@ -10,8 +10,7 @@ import pytest
 from agents import events
 from agents.aggregator import inputs
 from agents.aggregator.actions import AskForReport, AskForUnacknowledged
-from agents.aggregator.inputs import INPUTS
-from agents.aggregator.run_phase import REACTIONS, IllegalInputError, Reaction, RunPhase
+from agents.aggregator.inputs import INPUTS, REACTIONS, IllegalInputError, Reaction, RunPhase
 from agents.config import StopConditions
 from agents.device_actions import Pause, to_json
 from agents.timing.nanoseconds import SECOND

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from agents.aggregator.evaluation import Evaluator
-from agents.aggregator.evaluation_parts import Parts
 from agents.client.training import Trainer, batches
 from agents.config import LocalTraining
 from agents.models.flat import initial
-from agents.shards import Shard
+from agents.shards import Parts, Shard
 from agents.tasks.interface import Task
 from testbed.virtual.stacked_training import BatchTrainer, Job
 

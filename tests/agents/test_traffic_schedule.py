@@ -10,7 +10,7 @@ import pytest
 
 from agents.config import Background, DrawnDuration
 from agents.links import background
-from agents.links.traffic_schedule import RateSchedule, TransferSchedule, schedule
+from agents.links.background import RateSchedule, TransferSchedule, schedule
 
 PACKETS = 12_112.0
 """Bit/s per packet/s."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.client import memory_file, randomness
-from agents.client.training_times import Timing
+from agents import random_generators
+from agents.client import files
+from agents.client.factory import Timing
 from agents.config import DrawnDuration
 from agents.timing.nanoseconds import SECOND, Nanoseconds
 
@@ -16,7 +17,7 @@ DRAWN = DrawnDuration("exponential", {"mean": 2})
 
 
 def rng(purpose: int) -> np.random.Generator:
-    return randomness.generator(3, "pi", purpose)
+    return random_generators.client_generator(3, "pi", purpose)
 
 
 def taken(timing: Timing, trainings: int) -> list[tuple[Nanoseconds, Nanoseconds]]:
@@ -52,7 +53,7 @@ def test_without_timing_and_think_nothing_takes_time() -> None:
 
 def test_count_of_trainings_survives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "begun"
-    assert memory_file.count(path) == 0
+    assert files.read_count(path) == 0
     for _ in range(3):
-        memory_file.count_one_more(path)
-    assert memory_file.count(path) == 3
+        files.count_one_more(path)
+    assert files.read_count(path) == 3

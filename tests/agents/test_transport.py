@@ -16,7 +16,7 @@ import pytest
 from paho.mqtt.enums import MQTTErrorCode
 
 from agents.config import BrokerAccess
-from agents.links import packet_times
+from agents.links import packets
 from agents.mqtt import chunks, retry, streaming
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 
@@ -144,7 +144,7 @@ LARGE = random.Random(0).randbytes(300_000)  # noqa: S311
 def test_arrival_time_is_when_the_kernel_received_the_message(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packet_times, "_LONGEST", 60 * 10**9)  # this host may be busy
+    monkeypatch.setattr(packets, "_LONGEST", 60 * 10**9)  # this host may be busy
     arrived: queue.Queue[ReceivedMessage] = queue.Queue()
     goes_on = threading.Event()
 

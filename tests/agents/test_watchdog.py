@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import watchdog
-from agents.watchdog import HangingFile, Watchdog, read_hanging
+from agents import disturbances
+from agents.disturbances import HangingFile, Watchdog, read_hanging
 from tests.waiting import eventually
 
 OWN = """
@@ -37,8 +37,9 @@ import sys
 import threading
 from pathlib import Path
 
-from agents import user_code, watchdog
-from agents.watchdog import HangingFile, Watchdog
+from agents import disturbances as watchdog
+from agents import user_code
+from agents.disturbances import HangingFile, Watchdog
 
 folder, function, thread = sys.argv[1:]
 watchdog._LOOK_SECONDS = 0.05
@@ -88,7 +89,7 @@ def test_endless_work_is_reported_once_and_then_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once for each piece of work, and not between two."""
-    monkeypatch.setattr(watchdog, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(disturbances, "_LOOK_SECONDS", 0.01)
     told, given_up, cleared = list[str](), list[str](), threading.Event()
     dog = Watchdog(
         *(told.append, given_up.append, lambda: 0.05),

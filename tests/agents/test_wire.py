@@ -13,7 +13,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.models.buffers import Buffers
+from agents.models.vectors import Buffers
 from agents.wire import payloads
 from agents.wire.payloads import ModelMessage, WireError
 from tests.agents.helpers import joined, message, split

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from agents import events
 from analysis import metrics
-from analysis.charts import CHARTS, paper, screen, time_shares
+from analysis.charts import CHARTS, chart, paper, screen
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import (
     COLORS,
@@ -171,10 +171,10 @@ def test_short_spans_become_shares_of_time() -> None:
     6 s. The second lane has one span. At 1 s per pixel, bins are 4 s long."""
     rounds = [(0, at, at + 0.5, 0) for at in range(6)] + [(0, at + 0.5, at + 0.75, 1) for at in range(6)]
     drawn = spans(*rounds, (1, 0.0, 8.0, 3))
-    short = time_shares.crowded(drawn, 1.0)
+    short = chart.find_crowded(drawn, 1.0)
     assert short.tolist() == [True] * 12 + [False]
-    assert not time_shares.crowded(drawn, 0.125).any()  # 4 and 2 pixels
-    bars = time_shares.shares({name: column[short] for name, column in drawn.items()}, 4.0)
+    assert not chart.find_crowded(drawn, 0.125).any()  # 4 and 2 pixels
+    bars = chart.shares_of_time({name: column[short] for name, column in drawn.items()}, 4.0)
     rows = [*zip(*(bars[name].tolist() for name in ("begin", "end", "color")), strict=True)]
     assert rows == [(0.0, 4.0, 0), (0.0, 4.0, 1), (4.0, 5.75, 0), (4.0, 5.75, 1)]
     shares = [0.5, 0.25, 1.0 / 1.75, 0.5 / 1.75]
@@ -183,9 +183,9 @@ def test_short_spans_become_shares_of_time() -> None:
     assert bottom == pytest.approx([0.4, 0.0, 0.4, 0.4 - 0.8 * shares[2]])
     late = {name: column[short] for name, column in drawn.items()}
     late |= {name: late[name] + 2**40 for name in ("begin", "end")}
-    assert time_shares.shares(late, 4.0)["height"] == pytest.approx(bars["height"], abs=1e-3)
-    assert time_shares.note(drawn) == ""
-    assert not time_shares.crowded(spans((0, 3.0, 3.1, 0), (1, 0.0, 8.0, 3)), 1.0).any()  # one span
+    assert chart.shares_of_time(late, 4.0)["height"] == pytest.approx(bars["height"], abs=1e-3)
+    assert chart.shares_note(drawn) == ""
+    assert not chart.find_crowded(spans((0, 3.0, 3.1, 0), (1, 0.0, 8.0, 3)), 1.0).any()  # one span
 
 
 def test_many_lanes_are_labelled_by_group(directory: Path) -> None:

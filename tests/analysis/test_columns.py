@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from pyarrow import parquet
 
-from analysis import tables
+from analysis import export
 from analysis.columns import COLUMNS
 from analysis.load import Run, load
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_every_column_of_every_table_is_defined(run: Run, tmp_path: Path) -> None:
-    (*_, runs) = tables.export_runs([run], tmp_path / "tables")
+    (*_, runs) = export.export_runs([run], tmp_path / "tables")
     found = {name: set(table.columns) for name, table in run.tables.items()}
     found["runs"] = set(pd.read_parquet(runs).columns)
     assert found == {name: set(columns) for name, columns in COLUMNS.items()}

@@ -13,8 +13,8 @@ import pytest
 from agents.events import Acted
 from analysis import comparison
 from analysis.charts import story
+from analysis.comparison import TABLE_FORMATS
 from analysis.load import Run, load
-from analysis.paper_tables import FORMATS
 from tests.analysis.conftest import EVENTS, MANIFEST, with_records, write_run
 
 
@@ -188,7 +188,7 @@ def test_table_of_a_paper_is_csv_markdown_or_latex(by_hand: Run, sooner: Run) ->
     missed = replace(by_hand, evaluations=by_hand.evaluations.assign(accuracy=0.5))
     missed = replace(missed, topology={"rule": {"name": "own_rule"}})
     rows = comparison.compare([*_seeds(by_hand, sooner, sooner), missed], 0.85)
-    latex = FORMATS[".tex"](rows, True)
+    latex = TABLE_FORMATS[".tex"](rows, True)
     lines = latex.splitlines()
     assert lines[0].startswith("% Needed to reach a test accuracy of 85%; ")
     assert lines[2:5] == [
@@ -201,11 +201,11 @@ def test_table_of_a_paper_is_csv_markdown_or_latex(by_hand: Run, sooner: Run) ->
     assert lines[7].startswith(
         r"own\_rule & 1 & $>$ 10.0 & -- & $>$ 3 & $>$ 3 & $>$ 0.01 & -- & 50.0 & "
     )
-    markdown = FORMATS[".md"](rows, True).splitlines()
+    markdown = TABLE_FORMATS[".md"](rows, True).splitlines()
     assert markdown[1].startswith("| :-- | --: | ")
     assert markdown[2].startswith("| fedbuff | 3 | 3.7 ± 2.9 | 5.0 | ")
     assert markdown[-1] == comparison.caption(rows, given=True)
-    table = pd.read_csv(io.StringIO(FORMATS[".csv"](rows, True)))
+    table = pd.read_csv(io.StringIO(TABLE_FORMATS[".csv"](rows, True)))
     assert table["name"].tolist() == ["fedbuff", "own_rule"]
     assert table["time_mean"].tolist() == pytest.approx([11 / 3, nan], nan_ok=True)
     assert table["time_above"].tolist() == pytest.approx([nan, 10.0], nan_ok=True)

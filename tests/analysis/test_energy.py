@@ -11,7 +11,7 @@ import pytest
 
 from agents.device_actions import PowerOff, PowerOn, to_json
 from agents.events import Acted, ClientStatus, RoundEnergy
-from analysis import agreement, comparison, metrics, perfetto, summary
+from analysis import agreement, comparison, export, metrics, summary
 from analysis.charts import CHARTS
 from analysis.device_states import timeline
 from analysis.load import Run, load
@@ -133,6 +133,6 @@ def test_simulated_power_has_no_gaps_between_rare_samples(directory: Path) -> No
 def test_level_and_power_are_drawn_and_traced(run: Run) -> None:
     level = CHARTS["battery-over-time"]([run])
     assert [layer.name for layer in level.layers if layer.mark == "line"] == ["fast"]
-    traced = [one for one in perfetto.events(run) if one["name"] == "fast battery (%)"]
+    traced = [one for one in export.trace_events(run) if one["name"] == "fast battery (%)"]
     assert [one["args"]["value"] for one in traced][-2:] == pytest.approx([80, 40])
-    assert any(one["name"] == "slow power (W)" for one in perfetto.events(run))
+    assert any(one["name"] == "slow power (W)" for one in export.trace_events(run))

@@ -15,7 +15,7 @@ from bokeh.document.events import (
 )
 from bokeh.models.sources import ColumnDataSource
 
-from analysis.charts.exchange import exchange
+from analysis.charts.screen import exchange
 
 _WHOLE, _PATCHED, _STREAMED = ColumnDataChangedEvent, ColumnsPatchedEvent, ColumnsStreamedEvent
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from analysis import perfetto
+from analysis import export
 from analysis.load import load
 from tests.analysis.conftest import EVENTS
 
@@ -20,7 +20,7 @@ Events = list[dict[str, Any]]
 
 @pytest.fixture
 def events(directory: Path, tmp_path: Path) -> Events:
-    with gzip.open(perfetto.write(load(directory), tmp_path / "trace.json.gz"), "rt") as file:
+    with gzip.open(export.write_trace(load(directory), tmp_path / "trace.json.gz"), "rt") as file:
         found: Events = json.load(file)["traceEvents"]
     return found
 
@@ -72,7 +72,7 @@ def test_telemetry_is_shown_as_rates(directory: Path, tmp_path: Path) -> None:
         for (at, cpu), sent in zip(samples, (0, 500, 200), strict=True)
     ]
     (directory / "telemetry.jsonl").write_text("".join(line + "\n" for line in lines))
-    found = list(perfetto.events(load(directory)))
+    found = list(export.trace_events(load(directory)))
     sent = of(found, "C", name="fast sent (byte/s)")
     assert [(one["ts"], one["args"]["value"]) for one in sent] == [(0.0, 500), (1e6, 200), (2e6, 0)]
     used = of(found, "C", name="fast CPU (cores)")
@@ -82,6 +82,6 @@ def test_telemetry_is_shown_as_rates(directory: Path, tmp_path: Path) -> None:
 def test_values_that_are_not_finite_are_left_out(directory: Path) -> None:
     lines = [line.replace('"loss":1.5', '"loss":null') for line in EVENTS]
     (directory / "events.jsonl").write_text("".join(line + "\n" for line in lines))
-    trained = of(list(perfetto.events(load(directory))), "X", name="train")
+    trained = of(list(export.trace_events(load(directory))), "X", name="train")
     assert trained
     assert all("loss" not in one["args"] for one in trained)

@@ -4,7 +4,7 @@ from math import isnan, nan
 
 import pytest
 
-from analysis.usage import DeviceUsage
+from analysis.tally import DeviceUsage
 
 
 def test_shares_and_rates_cover_the_last_five_seconds() -> None:

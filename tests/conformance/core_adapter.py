@@ -14,7 +14,7 @@ from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
-from agents.aggregator.settings import Settings
+from agents.aggregator.inputs import Settings
 from agents.config import StopConditions
 from agents.models.vectors import Vector
 from agents.pipeline import ServerSteps

@@ -23,8 +23,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.ssh import connection, inspection, removal
 from testbed.runtimes.ssh.connection import SshTarget
 from testbed.sweeps.clusters import Target
-from testbed.sweeps.clusters.pool import ClusterPool
-from testbed.sweeps.clusters.remote import CellAnswer
+from testbed.sweeps.clusters.remote import CellAnswer, ClusterPool
 from testbed.sweeps.worker import CellOutcome
 from tests.fuzz.harness import Read
 from tests.fuzz.mutations import damage, replace_value

@@ -26,7 +26,7 @@ from agents.aggregator.intake import Intake
 from agents.aggregator.main import Aggregator
 from agents.config import AggregatorConfig, BrokerAccess, Named, RouterConfig, StopConditions
 from agents.device_actions import Crash, SetLink
-from agents.models.buffers import Buffers
+from agents.models.vectors import Buffers
 from agents.mqtt import chunks
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
@@ -34,8 +34,8 @@ from agents.mqtt.transport import ReceivedMessage
 from agents.pipeline.compression import METHODS
 from agents.pipeline.interface import PeerError
 from agents.pipeline.secure import secure_messages as secure_wire
-from agents.pipeline.secure.masked_update import Masked
 from agents.pipeline.secure.party import Party
+from agents.pipeline.secure.secure_messages import Masked
 from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
 from agents.tasks.quadratic import Quadratic

@@ -22,7 +22,7 @@ from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 from testbed.errors import TestbedError, from_os_error
 from testbed.rundir.directory import RunDirectory
-from testbed.watching import watch
+from testbed.watching import fullscreen
 from testbed.watching.prometheus import RunCollector
 from tests.fuzz.harness import Read
 from tests.fuzz.mutations import VALUES, change_text, damage, replace_value
@@ -169,7 +169,7 @@ def _metrics(path: Path) -> None:
 
 
 def _watch(path: Path) -> None:
-    watch.watch(RunDirectory(path), Console(file=io.StringIO()))
+    fullscreen.watch(RunDirectory(path), Console(file=io.StringIO()))
 
 
 def _command(*arguments: str) -> Callable[[Path], None]:

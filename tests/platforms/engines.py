@@ -21,7 +21,7 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.subprocesses import run
-from testbed.images import debian
+from testbed.images import tags
 from tests import two_engines
 from tests.platforms import facts, pythons
 from tests.platforms.local import ENVIRONMENT, LocalMachine
@@ -130,7 +130,7 @@ def chroot(release: str, more: Sequence[str] = ()) -> Path:
     command = [
         "mmdebstrap",
         "--mode=root",
-        *debian.OPTIONS,
+        *tags.DEBIAN_OPTIONS,
         # A mirror that is not updated any more still has what we need.
         '--aptopt=Acquire::Check-Valid-Until "false"',
         f"--include={','.join((*_PACKAGES, *more))}",

@@ -24,7 +24,7 @@ from pathlib import Path
 from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache
-from testbed.images import debian
+from testbed.images.tags import DEBIAN_OPTIONS
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKOUT = "/root/testbed"
@@ -186,7 +186,7 @@ def _digest(spec: ImageSpec) -> str:
     """A hash of what the image is made of, without this checkout's code: that is copied at each boot."""
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     chain = [tags["base"], tags["libraries"], tags["broker"]] if spec.has_engine else []
-    parts = [asdict(spec), spec.packages, FILES, SETUP, _SIZE, _requirements(), debian.OPTIONS, chain]
+    parts = [asdict(spec), spec.packages, FILES, SETUP, _SIZE, _requirements(), DEBIAN_OPTIONS, chain]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
@@ -241,8 +241,8 @@ def programs_of(architecture: str) -> Iterator[None]:
 
 
 def _bootstrap(spec: ImageSpec, root: Path) -> None:
-    """Install the packages into the folder `root`, as `testbed.images.debian` does for containers."""
-    command = ["mmdebstrap", "--mode=root", *debian.OPTIONS, f"--architectures={spec.architecture}"]
+    """Install the packages into the folder `root`, as `testbed.images.tags` does for containers."""
+    command = ["mmdebstrap", "--mode=root", *DEBIAN_OPTIONS, f"--architectures={spec.architecture}"]
     _run("unshare", "--mount", *command, f"--include={','.join(spec.packages)}", spec.suite, str(root))
 
 

@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from testbed.host import docker_engine
-from testbed.runtimes.docker.containers import RUN_LABEL
+from testbed.runtimes.docker.specifications import RUN_LABEL
 from testbed.runtimes.process import runtime
 
 _PATIENCE_SECONDS = 20.0

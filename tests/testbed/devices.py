@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from agents.client import core as client
-from agents.client.training_times import Timing
+from agents.client.factory import Timing
 from agents.config import AccessLink, LocalTraining
 from agents.rules.client_half import SavedVectors
 from agents.rules.interface import ClientSide
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost, StepTime
 from testbed.virtual.device import LazyTraining, VirtualDevice
-from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Line, VirtualNetwork
-from testbed.virtual.timing import ComputeTimes
+from testbed.virtual.timing import ComputeTimes, EventQueue
 from tests.agents.helpers import client_rule
 
 

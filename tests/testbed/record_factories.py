@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents import events
-from testbed.watching.overview import OverviewDevice
+from testbed.watching.rows import OverviewDevice
 
 STARTED = events.RunStarted(0.0, 1.7e9, ("pi-1", "pi-2"), ("pi-3",))
 

@@ -14,7 +14,7 @@ from agents.device_actions import (
     Restart,
     to_json,
 )
-from testbed.run.awaited_devices import AwaitedDevices
+from testbed.run.scenario_player import AwaitedDevices
 
 
 def acted(device: str, action: Action) -> events.Acted:

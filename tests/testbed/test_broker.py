@@ -35,19 +35,18 @@ from testbed.broker import (
     Listeners,
     TlsIdentity,
     accounts,
+    configuration,
     covers,
     hash_password,
     is_password,
     mosquitto_conf,
-    programs,
     read_embedded,
     refusals,
     write_embedded,
     write_mosquitto,
 )
-from testbed.broker.identity import new_identity
-from testbed.relay.pipe import Shape
-from testbed.relay.sockets import LinkLane, Relay
+from testbed.broker.access import new_identity
+from testbed.relay.sockets import LinkLane, Relay, Shape
 from testbed.runtimes.process.runtime import free_ports
 from tests.conftest import unavailable
 from tests.waiting import eventually
@@ -343,11 +342,11 @@ def broker_command(
     limits: BrokerLimits,
 ) -> list[str]:
     if kind == "embedded":
-        if not programs.has_amqtt():
-            unavailable("amqtt", f"it is not installed: {programs.amqtt_command()}")
+        if not configuration.has_amqtt():
+            unavailable("amqtt", f"it is not installed: {configuration.amqtt_command()}")
         config = write_embedded(folder, made, at, identity, limits=limits)
         return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
-    mosquitto = programs.find_mosquitto() or ""
+    mosquitto = configuration.find_mosquitto() or ""
     if not mosquitto:
         unavailable("mosquitto", "it is not installed: apt-get install mosquitto")
     conf = write_mosquitto(folder, made, at, identity, limits=limits)

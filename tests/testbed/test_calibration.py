@@ -7,8 +7,7 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.speed import calibration
-from testbed.speed.calibration import CalibratedHost, Calibration
-from testbed.speed.kinds import Work
+from testbed.speed.calibration import CalibratedHost, Calibration, Work
 from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 HERE = CalibratedHost(cpu="Abacus", cores=4, torch="2.0")

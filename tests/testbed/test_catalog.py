@@ -14,13 +14,12 @@ from agents.timing.nanoseconds import SECOND
 from testbed import plan
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import Plan, catalog, plan_on_host
+from testbed.plan import Plan, assignment, catalog
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
-from testbed.run import planning, preparing, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.speed.calibration import CalibratedHost, Calibration
-from testbed.speed.kinds import Work
+from testbed.speed.calibration import CalibratedHost, Calibration, Work
 from testbed.topology import Topology, link_traces, load
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
@@ -202,12 +201,12 @@ def test_unknown_step_falls_back_to_hpl(tmp_path: Path, monkeypatch: pytest.Monk
 def test_origin_of_a_share_is_shown_in_plan_up_and_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_on_host, "calibrate", lambda: HOST)
+    monkeypatch.setattr(assignment, "calibrate", lambda: HOST)
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
     with file.open("a") as text:
         text.write("virtual: {step_time: 1ms}\n")  # which is not measured then
-    topology, made = planning.plan_file(file, Options(runtime="virtual"))
+    topology, made = preparing.plan_file(file, Options(runtime="virtual"))
     (sentence,) = made.cpu_notes
     assert "for raspberry-pi-zero-2w by HPL alone" in sentence
     told: list[str] = []

@@ -20,8 +20,8 @@ from agents.selection import SELECTIONS
 from agents.tasks import TASKS
 from testbed import console
 from testbed.api.outputs import OUTPUTS, schema
-from testbed.cli import completion, main
-from testbed.topology.published_traces import FORMATS
+from testbed.cli import app, main
+from testbed.topology.link_traces import PUBLISHED_FORMATS
 from tests.running import TESTBED, TOPOLOGIES, Testbed, check_output, write_topology
 
 WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "new trace", "new devices"}
@@ -103,12 +103,12 @@ def test_completion_offers_runs_and_their_devices(tmp_path: Path) -> None:
 
 
 def test_completion_offers_existing_names() -> None:
-    assert completion.rules("") == list(RULES)
-    assert completion.selections("") == list(SELECTIONS)
-    assert completion.tasks("") == list(TASKS)
-    assert "raspberry-pi-4" in completion.profiles("rasp")
-    assert "lte" in completion.profiles("")
-    assert completion.trace_formats("") == list(FORMATS)
+    assert app.rules("") == list(RULES)
+    assert app.selections("") == list(SELECTIONS)
+    assert app.tasks("") == list(TASKS)
+    assert "raspberry-pi-4" in app.profiles("rasp")
+    assert "lte" in app.profiles("")
+    assert app.trace_formats("") == list(PUBLISHED_FORMATS)
 
 
 def test_every_command_has_json_and_a_schema() -> None:

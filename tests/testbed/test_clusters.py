@@ -23,9 +23,9 @@ import pytest
 from testbed import topology
 from testbed.errors import HostError
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import needed_files
-from testbed.sweeps.clusters import Target, archive, remote
-from testbed.sweeps.clusters.pool import ClusterPool
+from testbed.sweeps import files
+from testbed.sweeps.clusters import Target, remote
+from testbed.sweeps.clusters.remote import ClusterPool
 from testbed.sweeps.worker import CellOutcome
 from tests import clusters
 from tests.conftest import unavailable
@@ -209,23 +209,23 @@ def test_needed_files_are_checked_by_content(tmp_path: Path) -> None:
     text = BASE.replace("{name: quadratic, centers: [[0], [1], [5]],", "{name: mnist-logreg,")
     Path("base.yaml").write_text(text.replace("timing: 1s", "timing: 1s, link: {trace: {up: trace}}"))
     read = topology.load(Path("base.yaml"))
-    needed = needed_files.find(read, tmp_path / "here")
+    needed = files.find_needed(read, tmp_path / "here")
     assert [Path(one.path).name for one in needed] == ["trace", "train-0.parquet", "test-0.parquet"]
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "here", there)
-    assert needed_files.problem(needed, there) is None
-    assert "TESTBED_DATA=FOLDER" in str(needed_files.problem(needed, None))
+    assert files.problem_of_needed(needed, there) is None
+    assert "TESTBED_DATA=FOLDER" in str(files.problem_of_needed(needed, None))
     file = there / "ylecun/mnist/test-0.parquet"
     file.write_text("rest")
-    assert f"another content in {file}" in str(needed_files.problem(needed, there))
+    assert f"another content in {file}" in str(files.problem_of_needed(needed, there))
     file.unlink()
-    assert f"cannot read {file}" in str(needed_files.problem(needed, there))
+    assert f"cannot read {file}" in str(files.problem_of_needed(needed, there))
     Path("trace").unlink()
-    assert f"cannot read {tmp_path / 'trace'}" in str(needed_files.problem(needed, there))
+    assert f"cannot read {tmp_path / 'trace'}" in str(files.problem_of_needed(needed, there))
 
 
 def job(**changes: object) -> bytes:
-    inputs = archive.pack(Path("run"), remote.MAX_INPUTS)
+    inputs = remote.pack_folder(Path("run"), remote.MAX_INPUTS)
     names = ("sweep", "/nowhere", "base-1", inputs, "virtual", False, False, None, (), 2**20)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(remote.CellJob(remote.identity(), *names), **changes)
@@ -238,7 +238,7 @@ def test_worker_refuses_cells_that_it_cannot_run() -> None:
     answer = msgspec.msgpack.decode(remote.run(job(identity="testbed 9"), "worker 7"))
     assert answer["outcome"]["reason"] == "refused"
     assert answer["outcome"]["error"] == remote.mismatch("worker 7", remote.identity(), "testbed 9")
-    missing = needed_files.NeededFile("/no/such/data.csv", in_data_root=False, checksum=1)
+    missing = files.NeededFile("/no/such/data.csv", in_data_root=False, checksum=1)
     packed = remote.run(job(needed=(missing,)), "worker 7", Path())
     remote.close("sweep")
     outcome = msgspec.msgpack.decode(packed, type=remote.CellAnswer).outcome
@@ -257,20 +257,20 @@ def zipped(name: str, content: bytes) -> bytes:
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\\..\\outside"])
 def test_archive_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="leads out"):
-        archive.unpack(zipped(name, b"x"), tmp_path / "in", 10)
+        remote.unpack_folder(zipped(name, b"x"), tmp_path / "in", 10)
     assert not (tmp_path / "outside").exists()
 
 
 def test_archive_has_a_limit(tmp_path: Path) -> None:
     packed = zipped("zeros", bytes(10**6))
     assert len(packed) < 2000
-    with pytest.raises(archive.TooLargeError, match="expected at most"):
-        archive.unpack(packed, tmp_path, 10**6 - 1)
+    with pytest.raises(remote.TooLargeError, match="expected at most"):
+        remote.unpack_folder(packed, tmp_path, 10**6 - 1)
     lying = packed.replace((10**6).to_bytes(4, "little"), (5).to_bytes(4, "little"))
     with pytest.raises(ValueError):  # noqa: PT011  (zipfile words it)
-        archive.unpack(lying, tmp_path, 10)
+        remote.unpack_folder(lying, tmp_path, 10)
     with pytest.raises(ValueError, match="damaged"):
-        archive.unpack(b"no zip file", tmp_path, 10**6)
+        remote.unpack_folder(b"no zip file", tmp_path, 10**6)
     assert [*tmp_path.iterdir()] == [tmp_path / "base.yaml"]
 
 

@@ -32,8 +32,7 @@ from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.container_actions import ContainerDevice, ContainerDevices, respond
-from testbed.runtimes.docker.containers import CpuLimits
-from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, starting_limits
+from testbed.runtimes.docker.specifications import UNLIMITED, CpuLimits, planned_limits, starting_limits
 from testbed.topology import parse
 
 _ACTIONS = st.sampled_from(

@@ -20,9 +20,9 @@ import pytest
 from agents import events, user_code
 from agents.config import AccessLink, BrokerAccess, Segment
 from agents.device_actions import Action, Crash, SetLink
+from agents.disturbances import HangingFile
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
-from agents.watchdog import HangingFile
 from agents.wire.messages import (
     NO_LIMIT,
     AddressedOrder,
@@ -32,13 +32,14 @@ from agents.wire.messages import (
     NoteOrder,
 )
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import repetition
-from testbed.fidelity.repetition import OtherWork
+from testbed.fidelity import host_load
+from testbed.fidelity.host_load import OtherWork
 from testbed.host.signals import interrupt_flag, interrupting
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import judging, live_runs
+from testbed.run import live_runs
 from testbed.run.controller import Controller
-from testbed.rundir.tail import Samples
+from testbed.run.up import judge
+from testbed.rundir.live_files import Samples
 from testbed.runtimes import LiveRun, Meter
 from testbed.runtimes.process.runtime import ProcessRuntime, Programs
 from testbed.view import View
@@ -339,15 +340,15 @@ def test_broker_that_stands_still_until_the_end_makes_the_run_not_valid(
     for at in (104.0, 106.9, 107.1, 120.0):
         monkeypatch.setattr(time, "monotonic", lambda at=at: at)
         controller._check_stopped()
-    judgement, _ = judging.judge(run, controller, controller.epoch)
+    judgement, _ = judge(run, controller, controller.epoch)
     assert "the broker stood still from 4.0 to 7.1 s" in judgement.validity.reasons
     controller._record_lasting(112.0)  # the end
-    judgement, _ = judging.judge(run, controller, controller.epoch)
+    judgement, _ = judge(run, controller, controller.epoch)
     assert "the broker stood still from 4.0 to 12.0 s" in judgement.validity.reasons
     controller.epoch = 50.0  # a disruption after the end of the run does not count
     controller.disruptions.clear()
     controller._record_disruption(70.0, 65.0, "the broker stood still")
-    judgement, _ = judging.judge(run, controller, controller.epoch)
+    judgement, _ = judge(run, controller, controller.epoch)
     assert not judgement.validity.reasons
 
 
@@ -372,7 +373,7 @@ def test_device_that_is_silent_until_the_end_makes_the_run_not_valid(
     monkeypatch.setattr(time, "monotonic", lambda: 113.0)
     controller._check_stopped()
     controller._record_lasting(130.0)  # the end
-    judgement, _ = judging.judge(run, controller, controller.epoch)
+    judgement, _ = judge(run, controller, controller.epoch)
     assert "nothing was heard of d-1 from 4.0 to 30.0 s" in judgement.validity.reasons
     assert "a link stood still from 2.0 to 30.0 s" in judgement.validity.reasons
 
@@ -404,7 +405,7 @@ def test_own_code_that_holds_the_interpreter_lock_is_named(
     what = f"{component}: own code has not returned from own.py, line 3 (update)"
     assert view.lines == [what]
     controller._record_lasting(111.0)
-    judgement, _ = judging.judge(run, controller, controller.epoch)
+    judgement, _ = judge(run, controller, controller.epoch)
     assert f"{what} from 4.0 to 10.0 s" in judgement.validity.reasons
     if ends is not None:
         monkeypatch.setattr(time, "monotonic", lambda: ends)
@@ -549,7 +550,7 @@ def test_wrong_links_are_measured_again_only_on_a_busy_host(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(repetition, "PAUSES", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(host_load, "PAUSES", (0.1, 0.1, 0.1))
     monkeypatch.setattr(Controller, "_other_work", lambda _: [work])
     run = spec(tmp_path, devices=1)
     cell = {"cell": Segment("cell", up=1_000_000)} if segments else {}
@@ -582,7 +583,7 @@ def test_wrong_links_are_measured_again_only_on_a_busy_host(
 def test_links_of_devices_that_left_meanwhile_count_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repetition, "PAUSES", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(host_load, "PAUSES", (0.1, 0.1, 0.1))
     monkeypatch.setattr(Controller, "_other_work", lambda _: [BUSY])
     run = spec(tmp_path, more="start: {quorum: 50%}")
     linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
@@ -603,7 +604,7 @@ def test_links_of_devices_that_left_meanwhile_count_no_more(
 def test_interruption_ends_the_pause_before_a_repetition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repetition, "PAUSES", (3600.0,))
+    monkeypatch.setattr(host_load, "PAUSES", (3600.0,))
     monkeypatch.setattr(Controller, "_other_work", lambda _: [BUSY])
     run = spec(tmp_path, devices=1)
     linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.host.cpu_latency import LATENCY, keep_awake
+from testbed.host.cpus import LATENCY, keep_awake
 
 
 def _bearable() -> int:

@@ -18,7 +18,7 @@ import pytest
 
 from agents import events
 from agents.disk import files
-from analysis import load, records, usage
+from analysis import load, records, tally
 from analysis.charts import CHARTS
 from testbed import topology
 from testbed.data import preparation
@@ -26,7 +26,7 @@ from testbed.errors import BadInputError, HostError, from_os_error, writable_fil
 from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.listing import list_runs
-from testbed.rundir.tail import Samples
+from testbed.rundir.live_files import Samples
 from testbed.runtimes import LiveRun
 from testbed.topology import link_traces
 from testbed.topology.devices import LinkTrace
@@ -145,7 +145,7 @@ def test_number_too_large_for_a_float_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_text("".join(f'{{"device":"a","at":{at}}}\n' for at in (10**400, "NaN", 1)))
     assert [sample["at"] for sample in Samples(path).read()] == [1]
-    assert isnan(usage.number(10**400))
+    assert isnan(tally.number(10**400))
 
 
 def test_a_recording_of_a_rule_with_other_parameters_is_refused(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from bokeh.server.connection import ServerConnection
 from agents import events
 from analysis.load import Follower
 from testbed.dashboard import board as boards
-from testbed.dashboard import device_table, first_page, page
-from testbed.dashboard import header as headers
-from testbed.dashboard.board import Board
+from testbed.dashboard import first_page, page
+from testbed.dashboard import page as headers
+from testbed.dashboard.board import Board, device_cells, group_rows, select_rows
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.web_server import is_not_early_leave
 from testbed.fidelity.validity import doubt_note
@@ -277,13 +277,13 @@ def test_devices_are_shown_in_a_table(directory: RunDirectory) -> None:
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
     (table,) = board.tables
-    headings, rows = device_table.cells(table.devices)
+    headings, rows = device_cells(table.devices)
     fast = dict(zip(headings, rows[0], strict=True))
     assert (fast["device"], fast["updates"], fast["CPU used"]) == ("fast", "2", "33.3%")
     assert (fast["memory (MiB)"], fast["up (bit/s)"]) == ("256", "8.0k")
     assert "down (bit/s)" not in headings
-    assert device_table.select(table.devices, "fewest updates", "pi").index.tolist() == ["slow", "fast"]
-    pi = device_table.groups(table.devices).loc["pi ×2"]
+    assert select_rows(table.devices, "fewest updates", "pi").index.tolist() == ["slow", "fast"]
+    pi = group_rows(table.devices).loc["pi ×2"]
     assert (pi["updates"], pi["staleness"]) == (3, pytest.approx(2 / 3))
 
 
@@ -333,7 +333,7 @@ def logged(call: Callable[[], object]) -> logging.LogRecord:
 
 def test_page_of_a_run_with_batteries_has_their_levels(directory: RunDirectory) -> None:
     plain = device_table_of(directory)
-    assert not {"energy (J)", "battery"} & {*device_table.cells(plain)[0]}
+    assert not {"energy (J)", "battery"} & {*device_cells(plain)[0]}
     manifest = directory.read_manifest()
     for one in manifest["devices"].values():
         one["energy"] = {"idle": 1.0, "busy": 2.0, "battery": {"capacity": 100.0}}
@@ -349,12 +349,12 @@ def test_page_of_a_run_with_batteries_has_their_levels(directory: RunDirectory) 
     }
     table = board.tables[0]
     assert table.devices["level"].dropna().to_dict() == {"fast": 0.25, "slow": 0.75}
-    lowest = device_table.select(table.devices, "lowest battery", "")
+    lowest = select_rows(table.devices, "lowest battery", "")
     assert lowest.index[0] == "fast"
-    headings, rows = device_table.cells(lowest)
+    headings, rows = device_cells(lowest)
     assert headings[-3:] == ["energy (J)", "power (W)", "battery"]
     assert rows[0][-1] == "25%"
-    assert device_table.groups(table.devices)["energy"].sum() == 80.0
+    assert group_rows(table.devices)["energy"].sum() == 80.0
 
 
 def device_table_of(directory: RunDirectory) -> Any:

@@ -22,14 +22,14 @@ from testbed import images
 from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError
-from testbed.host import cgroups, docker_engine
+from testbed.host import docker_engine, kernel
 from testbed.host.gpus import MPS, Gpus, HostGpu
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, Mount
 from testbed.runtimes.docker.runtime import DockerRuntime, live_runs
+from testbed.runtimes.docker.specifications import COMPONENT_LABEL, Container, Mount
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 from testbed.topology import parse
 from tests.agents import test_mps
@@ -210,11 +210,11 @@ def test_control_groups_visible_only_to_the_engine_are_removed(
     """This happens if the controller runs in a container, which has its own control groups."""
     run = spec.directory.run
     executor.start(engine, sleeping_container(DockerRuntime(engine, built, spec)._launch.devices[0]))
-    assert cgroups.folders(run)
+    assert kernel.cgroup_folders(run)
     with monkeypatch.context() as patch:
-        patch.setattr(cgroups, "folders", lambda *_: [])
+        patch.setattr(kernel, "cgroup_folders", lambda *_: [])
         executor.remove(engine, run)
-    assert cgroups.folders(run) == []
+    assert kernel.cgroup_folders(run) == []
 
 
 ISOLATE = """
@@ -262,7 +262,7 @@ def test_control_groups_are_removed_even_if_a_network_is_not(
     try:
         with pytest.raises(HostError, match=r"could not remove the containers.*active endpoints"):
             runtime.stop()
-        assert cgroups.folders(spec.directory.run) == []
+        assert kernel.cgroup_folders(spec.directory.run) == []
     finally:
         other.remove(force=True)
         runtime.stop()

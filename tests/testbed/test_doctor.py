@@ -18,7 +18,7 @@ import requests
 
 from testbed.api import machine as doctor
 from testbed.errors import HostError
-from testbed.host import docker_engine, kernel, rapl
+from testbed.host import cpus, docker_engine, kernel
 from tests.running import cli
 
 LIMITS: dict[str, Any] = {
@@ -243,25 +243,25 @@ def powercap(tmp_path: Path) -> Path:
 
 
 def test_energy_counters_of_processors_are_added_and_wrap(powercap: Path) -> None:
-    meter = rapl.meter(powercap)
+    meter = cpus.rapl_meter(powercap)
     assert meter is not None
     assert meter.joules() == 0.0
     (powercap / "intel-rapl:0" / "energy_uj").write_text("7500000\n")
     (powercap / "intel-rapl:1" / "energy_uj").write_text("4000000\n")
     assert meter.joules() == 2.5 + 14.0
-    found = doctor.energy(rapl.survey(powercap))
+    found = doctor.energy(cpus.rapl_survey(powercap))
     assert (found.status, found.detail.split(":")[0]) == ("ok", "package-0, package-1")
 
 
 def test_energy_counter_that_may_not_be_read_is_reported(powercap: Path) -> None:
     (powercap / "intel-rapl:1" / "energy_uj").unlink()
     (powercap / "intel-rapl:1" / "energy_uj").mkdir()  # fails for root, too
-    found = doctor.energy(rapl.survey(powercap))
+    found = doctor.energy(cpus.rapl_survey(powercap))
     assert (found.status, "package-1" in found.detail) == ("warn", True)
     assert found.fix is not None
-    assert rapl.meter(powercap) is None
+    assert cpus.rapl_meter(powercap) is None
 
 
 def test_host_without_energy_counters_is_not_measured(tmp_path: Path) -> None:
-    assert rapl.meter(tmp_path) is None
-    assert "not measured" in doctor.energy(rapl.survey(tmp_path)).detail
+    assert cpus.rapl_meter(tmp_path) is None
+    assert "not measured" in doctor.energy(cpus.rapl_survey(tmp_path)).detail

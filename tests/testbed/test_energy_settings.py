@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.device_actions import from_json, to_json
-from agents.energy.charger import Charger
-from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
+from agents.energy import BatteryConfig, Charger, ChargerConfig, EnergyConfig
 from testbed import topology, traits
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, catalog, plan

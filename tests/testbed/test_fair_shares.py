@@ -18,9 +18,9 @@ from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire.messages import NetworkUse
 from testbed.plan import PlannedDevice
 from testbed.virtual.background import SegmentTraffic
-from testbed.virtual.event_queue import SCENARIO, EventQueue
 from testbed.virtual.fair_shares import FairShares, Pipe
 from testbed.virtual.network import VirtualNetwork
+from testbed.virtual.timing import SCENARIO, EventQueue
 from tests.testbed.devices import play
 
 KBIT = 1_000

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from testbed.dashboard import device_table
+from testbed.dashboard import board
 from testbed.fidelity import real_devices
 from testbed.fidelity.figures import Fidelity
 from testbed.fidelity.host_load import HostSample
@@ -68,7 +68,7 @@ def test_real_device_without_measurements_is_not_judged() -> None:
 
 def test_page_shows_what_was_measured_of_real_devices() -> None:
     figures = {one.device: one.as_dict() for one in fidelity().real}
-    headings, rows = device_table.real_cells({"real": figures})
+    headings, rows = board.real_cells({"real": figures})
     assert [dict(zip(headings, row, strict=True)) for row in rows] == [
         {
             "device": "pi",
@@ -81,4 +81,4 @@ def test_page_shows_what_was_measured_of_real_devices() -> None:
             "other work": "2%",
         }
     ]
-    assert device_table.real_cells({})[1] == device_table.real_cells({"real": {"pi": 1}})[1] == []
+    assert board.real_cells({})[1] == board.real_cells({"real": {"pi": 1}})[1] == []

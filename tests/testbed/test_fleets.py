@@ -14,7 +14,7 @@ from scipy import stats
 
 from testbed import topology as topologies
 from testbed.errors import BadInputError
-from testbed.plan import catalog, fleet_tables
+from testbed.plan import catalog, plan_tables
 from testbed.plan.assignment import plan
 from testbed.plan.host import HostResources
 from testbed.topology import Topology, fleets, surveys
@@ -228,7 +228,7 @@ def test_fedscales_clients_give_timing_or_cpu_with_their_link(traces: Path) -> N
         assert group.cpu == pytest.approx(0.5 / client, rel=1e-3)  # client 1 is the fastest
         assert group.availability is not None
         assert group.availability.loop == 100
-    assert fleet_tables._connected(group.availability) == 0.5
+    assert plan_tables._connected(group.availability) == 0.5
     epochs = {"epochs": 1}
     assert "needs local.steps" in _error(traces, {"from": "client_device_capacity"}, local=epochs)
 
@@ -329,13 +329,13 @@ def test_tables_show_quantiles_counts_and_histogram(tmp_path: Path) -> None:
     made = plan(topology, "virtual", _HOST, catalog.read(topology))
     rows = {
         row["key"]: row
-        for row in fleet_tables.quantile_table(fleet_tables.key_distributions(topology, made))
+        for row in plan_tables.quantile_table(plan_tables.key_distributions(topology, made))
     }
     assert (rows["cpu"]["least"], rows["cpu"]["median"], rows["cpu"]["most"]) == ("0.1", "0.2", "0.4")
     assert len(rows["cpu"]["histogram"]) == 24
-    (numbers,) = [one for one in fleet_tables.key_distributions(topology, made) if one.key == "cpu"]
+    (numbers,) = [one for one in plan_tables.key_distributions(topology, made) if one.key == "cpu"]
     assert sum(numbers.bars) == 200
-    names = fleet_tables.name_table(topology, made)
+    names = plan_tables.name_table(topology, made)
     assert sum(row["devices"] for row in names) == 200
     assert [row["value"] for row in names] == ["3g", "4g", "lte"]
 

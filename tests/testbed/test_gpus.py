@@ -27,7 +27,7 @@ from testbed.plan import HostResources, Plan, device_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Samples
+from testbed.rundir.live_files import Samples
 from testbed.runtimes.docker.meter import total_gpu_use
 from testbed.topology import Topology, parse
 

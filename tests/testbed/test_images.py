@@ -24,16 +24,7 @@ from docker.errors import ContainerError
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, subprocesses
-from testbed.images import (
-    build_time,
-    building,
-    debian,
-    device_images,
-    image_check,
-    in_use,
-    inventory,
-    wheels,
-)
+from testbed.images import building, device_images, image_check, tags, wheels
 from testbed.topology import parse
 from tests.waiting import eventually
 
@@ -52,12 +43,12 @@ def test_remaining_build_time_uses_previous_durations(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     moments = iter((0.0, 40.0, 65.0, 100.0, 140.0, 165.0))
-    monkeypatch.setattr(build_time, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-    first = build_time.BuildTime(["base", "agent"])
+    monkeypatch.setattr(building, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    first = building.BuildTime(["base", "agent"])
     assert str(first) == ""
     first.record_built("base")
     first.record_built("agent")
-    again = build_time.BuildTime(["base", "agent"])
+    again = building.BuildTime(["base", "agent"])
     assert str(again) == "about 65 s left"
     again.record_built("base")
     assert str(again) == "about 25 s left"
@@ -262,7 +253,7 @@ def test_without_registry_and_mmdebstrap_the_error_names_the_fix(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(HostError, match="apt-get install mmdebstrap"):
-        debian.bootstrap(["python3"], "amd64", tmp_path, threading.Event())
+        tags.bootstrap_debian(["python3"], "amd64", tmp_path, threading.Event())
 
 
 @pytest.mark.docker
@@ -328,7 +319,7 @@ def test_pruning_keeps_images_in_use() -> None:
     def image(number: int, *tags: str, shared: int = 600) -> dict[str, object]:
         return {"Id": f"sha256:{number}", "RepoTags": [*tags], "Size": 1000, "SharedSize": shared}
 
-    found = inventory.image_entries(
+    found = images.image_entries(
         [
             image(1, "testbed-agent:here"),
             image(2, "testbed-agent:running", "somebody-elses:1"),
@@ -353,7 +344,7 @@ def test_pruning_keeps_images_in_use() -> None:
     ]
 
     def removed(*, everything: bool) -> list[str]:
-        return [one.image for one in inventory.removable_images(found, everything=everything)]
+        return [one.image for one in images.removable_images(found, everything=everything)]
 
     old = f"{pushed}0123456789ab"
     assert removed(everything=False) == [old, "testbed-broker:old"]
@@ -370,13 +361,13 @@ def test_only_unused_images_are_listed_and_removed(
     user = engine.containers.create(built.broker, "mosquitto")
     engine.images.get(built.broker).tag(*old.split(":"))
     try:
-        (found,) = [one for one in inventory.list_images(engine) if one.image == old]
+        (found,) = [one for one in images.list_images(engine) if one.image == old]
         assert (found.user, found.is_kept) == ("containers", True)
-        assert found not in inventory.removable_images([found], everything=True)
+        assert found not in images.removable_images([found], everything=True)
     finally:
         user.remove()
-    assert inventory.remove_images(engine, [found]) == [found]
-    tags = {one.image for one in inventory.list_images(engine)}
+    assert images.remove_images(engine, [found]) == [found]
+    tags = {one.image for one in images.list_images(engine)}
     assert old not in tags
     assert {built.agent, built.broker} <= tags
 
@@ -388,7 +379,7 @@ def test_images_of_all_existing_checkouts_are_in_use(
     checkouts = [tmp_path / name for name in ("one", "other", "deleted")]
     for checkout in checkouts:
         checkout.mkdir()
-        monkeypatch.setattr(in_use, "FOLDER", checkout)
+        monkeypatch.setattr(tags, "FOLDER", checkout)
         images.register_images({"agent": f"testbed-agent:{checkout.name}-before"})
         images.register_images({"agent": f"testbed-agent:{checkout.name}"})
     checkouts[2].rmdir()

@@ -29,11 +29,10 @@ from packaging.utils import canonicalize_name
 
 from testbed import images
 from testbed.host.subprocesses import StoppedError
-from testbed.images.build_time import BuildTime
-from testbed.images.building import Builder
+from testbed.images.building import Builder, BuildTime
 from testbed.installing import __main__ as set_up
-from testbed.installing import installer, pip_settings, uv
-from testbed.installing.pip_settings import PipSetting
+from testbed.installing import installer
+from testbed.installing.installer import PipSetting
 from tests.conftest import unavailable
 from tests.waiting import eventually
 
@@ -120,7 +119,7 @@ def install_by(program: str, tmp_path: Path, *wanted: str, pins: Path | None = N
 
 @pytest.fixture
 def with_uv() -> None:
-    if uv.find() is None:
+    if installer.find_uv() is None:
         unavailable("uv", "it is neither in PATH nor in this environment")
 
 
@@ -204,11 +203,11 @@ def test_settings_of_all_files_of_pip_are_read(
     }.items():
         folder.mkdir(parents=True)
         (folder / "pip.conf").write_text(text)
-    assert pip_settings.effective()["index-url"] == PipSetting("install", "index-url", one)
+    assert installer.effective_settings()["index-url"] == PipSetting("install", "index-url", one)
     assert version_by_both(tmp_path, capfd, "thing") == "1.0"
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", two)
     monkeypatch.setenv("PIP_INDEX_URL", "")
-    assert pip_settings.effective()["extra-index-url"].name == "PIP_EXTRA_INDEX_URL"
+    assert installer.effective_settings()["extra-index-url"].name == "PIP_EXTRA_INDEX_URL"
     assert version_by_both(tmp_path / "more", capfd, "thing") == "2.0"
 
 
@@ -299,7 +298,9 @@ def test_certificate_of_pip_is_handed_over(
 def test_settings_as_uv_takes_them(
     settings: dict[str, str], options: list[str], variables: dict[str, str], home: Path
 ) -> None:
-    found = uv.translate({key: PipSetting("global", key, value) for key, value in settings.items()})
+    found = installer.translate_for_uv(
+        {key: PipSetting("global", key, value) for key, value in settings.items()}
+    )
     assert [*found.options] == ["--index-strategy=unsafe-best-match", *options]
     assert found.environment.items() >= variables.items()
 
@@ -321,7 +322,7 @@ def test_setting_that_uv_cannot_be_given_is_named_and_pip_installs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pip_settings, "effective", lambda: {key: PipSetting("global", key, value)})
+    monkeypatch.setattr(installer, "effective_settings", lambda: {key: PipSetting("global", key, value)})
     assert installer.choose("uv", None).uv == ()
     assert words in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ from testbed.broker import BrokerLimits
 from testbed.errors import BadInputError
 from testbed.plan import Catalog, HostResources, agent_configs, model_check, plan
 from testbed.plan.catalog import read
-from testbed.plan.planned_actions import lowest_rates
+from testbed.plan.planned_devices import lowest_rates
 from testbed.topology import Topology, parse
 
 

@@ -15,7 +15,7 @@ from analysis.load import load
 from analysis.tally import Notice, Tally, merge_notices
 from testbed.watching import live
 from testbed.watching.live import LiveView
-from testbed.watching.overview import Overview
+from testbed.watching.rows import Overview
 from tests.analysis.conftest import directory as directory
 from tests.analysis.conftest import with_records
 from tests.testbed.record_factories import STARTED, fleet, update

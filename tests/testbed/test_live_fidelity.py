@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.load import load
-from testbed.dashboard import live_fidelity
+from testbed.dashboard import feed
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 
 
@@ -20,7 +20,7 @@ def test_probe_is_compared_with_the_whole_path_to_the_server(tmp_path: Path) -> 
     probe = {"up": 128_000, "down": 128_000.0, "rtt": 0.01}  # bit/s on the wire
     line = {"device": "fast", "at": 99.0, "probe": probe}
     (path / "telemetry.jsonl").write_text(json.dumps(line) + "\n")
-    found = live_fidelity.provisional(load(path)).query("device == 'fast' and figure != 'cpu'")
+    found = feed.provisional_fidelity(load(path)).query("device == 'fast' and figure != 'cpu'")
     assert found["figure"].tolist() == ["up", "down"]
     assert found["asked"].tolist() == [128_000, 256_000]
     assert found["got"].tolist() == pytest.approx([128_000, 128_000])

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from agents import user_code
-from agents.aggregator import snapshot
+from agents.aggregator import storage
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.models.flat import first_model
 from agents.rules import RULES
@@ -34,13 +34,13 @@ from testbed.errors import BadInputError, RunFailedError
 from testbed.images import tags as image_tags
 from testbed.images import wheels
 from testbed.plan import Plan, model_check
-from testbed.run import planning, preparing
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.user_code import inspector
-from testbed.user_code.code import UserCode
+from testbed.user_code.inspector import UserCode
 from tests.running import Testbed
 
 MODULE = """
@@ -341,7 +341,7 @@ def test_invalid_own_code_is_refused_with_its_place(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInputError) as refused:
-        planning.plan_file(write(tmp_path, **changes), Options())
+        preparing.plan_file(write(tmp_path, **changes), Options())
     assert said in str(refused.value)
     assert "inspection_process.py" not in str(refused.value)
 
@@ -779,11 +779,11 @@ def test_state_with_own_classes_is_saved_and_loaded(tmp_path: Path) -> None:
     user_code.use_folder(str(tmp_path))
     rule = user_code.find_class("own:Plain", RULES, Rule)()
     server = Server(np.ones(2, np.float32), {"a": 1.0}, np.random.default_rng(0))
-    snapshot.save(rule.begin(server), tmp_path / "state")
-    assert snapshot.load(tmp_path / "state").server.w.tolist() == [1, 1]
+    storage.save_snapshot(rule.begin(server), tmp_path / "state")
+    assert storage.load_snapshot(tmp_path / "state").server.w.tolist() == [1, 1]
     user_code.use_folder(None)
-    with pytest.raises(snapshot.SnapshotError, match=r"own\.PlainState"):
-        snapshot.load(tmp_path / "state")
+    with pytest.raises(storage.SnapshotError, match=r"own\.PlainState"):
+        storage.load_snapshot(tmp_path / "state")
 
 
 def test_one_process_can_run_several_code_versions(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from testbed.data import datasets, preparation
 from testbed.data.datasets import Columns, Dataset
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
-from testbed.run import planning, preparing
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.data_settings import DataSettings, Split
@@ -111,7 +111,7 @@ def test_resume_with_changed_data_files_is_reported(folder: Path) -> None:
             told.append(message)
 
     told: list[str] = []
-    read, _ = planning.plan_file(folder / "own.yaml", Options(runtime="virtual"))
+    read, _ = preparing.plan_file(folder / "own.yaml", Options(runtime="virtual"))
     directory = RunDirectory.create(folder / "runs", "own-1")
     directory.write_manifest(**preparing.data_entries(read, directory, Told()))
     preparing.data_entries(read, directory, Told())

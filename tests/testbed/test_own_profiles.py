@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import step_work
+from testbed.plan import model_check
 from testbed.speed import device_benchmark
-from testbed.topology import own_profiles, profiles
+from testbed.topology import profiles
 from tests.running import Testbed
 
 ENTRY = "devices:\n  new:\n    cores: 2\n    source: measured\n"
@@ -20,9 +20,9 @@ ENTRY = "devices:\n  new:\n    cores: 2\n    source: measured\n"
 def test_benchmark_work_matches_its_counted_operations() -> None:
     """The program that is copied to a device has no counter: its amounts are constants."""
     for kind, amount in device_benchmark.WORK.items():
-        counted = step_work.count_work(device_benchmark.piece(kind))
+        counted = model_check.count_work(device_benchmark.piece(kind))
         assert getattr(counted, kind) == pytest.approx(amount, rel=1e-3), kind
-    counted = step_work.count_work(device_benchmark.step())
+    counted = model_check.count_work(device_benchmark.step())
     assert pytest.approx(counted.model_dump(), rel=1e-3) == device_benchmark.STEP
     assert min(device_benchmark.STEP.values()) > 0
 
@@ -70,7 +70,7 @@ def test_measured_entry_is_a_profile() -> None:
     ],
 )
 def test_device_is_added_and_other_entries_kept(before: str, after: str) -> None:
-    assert own_profiles.append_devices(before, ENTRY) == after
+    assert profiles.append_devices(before, ENTRY) == after
 
 
 def test_invalid_entry_is_refused_and_nothing_written(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_invalid_entry_is_refused_and_nothing_written(tmp_path: Path) -> None:
     ):
         to.write_text(text)
         with pytest.raises(BadInputError, match=told):
-            own_profiles.add(to, ENTRY, "new.yaml")
+            profiles.add_own_profile(to, ENTRY, "new.yaml")
         assert to.read_text() == text
 
 

@@ -25,7 +25,7 @@ from testbed.errors import BadInputError
 from testbed.packs import archive, layout
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import paths
+from testbed.topology import yamlfile
 from tests.running import Testbed
 
 TASK = "task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}"
@@ -525,11 +525,11 @@ def test_other_files_are_no_packs(tmp_path: Path) -> None:
 
 
 def test_keys_of_paths_are_those_of_the_schema() -> None:
-    sources = Path(paths.__file__).parent.glob("*.py")
+    sources = Path(yamlfile.__file__).parent.glob("*.py")
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     fields = set(re.findall(r"^    (\w+): FilePath", text, re.MULTILINE))
     assert len(fields) > 8
-    assert fields | {"from", "image"} == paths.PATH_KEYS  # these two may also be names
+    assert fields | {"from", "image"} == yamlfile.PATH_KEYS  # these two may also be names
     assert text.count("from_file(") == 3, "another kind of path: add its key to PATH_KEYS"
 
 

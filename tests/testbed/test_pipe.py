@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.relay.pipe import SEGMENT, LinkPipe, Shape, on_wire
+from testbed.relay.sockets import SEGMENT, LinkPipe, Shape, on_wire
 
 ONE = 8 * 1514 / 1e6
 """Seconds that a full packet takes at 1 Mbit/s: 12.112 ms."""

@@ -19,7 +19,7 @@ from testbed.host.nodes import Node
 from testbed.host.swarm_nodes import ready_nodes
 from testbed.plan import Catalog, HostResources, Plan, device_table, node_table, plan
 from testbed.runtimes.docker.specifications import planned_limits
-from testbed.topology import machines
+from testbed.topology import profiles
 
 GIB = 2**30
 
@@ -165,11 +165,13 @@ def test_devices_sharing_an_access_must_be_on_one_node() -> None:
 
 
 def test_described_machines_are_parsed() -> None:
-    found = machines.parse("nodes: [{name: a, count: 2, cores: 4, memory: 8GiB, labels: {rack: x}}]")
+    found = profiles.parse_machines(
+        "nodes: [{name: a, count: 2, cores: 4, memory: 8GiB, labels: {rack: x}}]"
+    )
     assert [(one.id, one.here) for one in found] == [("a-1", True), ("a-2", False)]
     assert found[1].memory == 8 * GIB
     with pytest.raises(BadInputError, match=r"<text>:1:9: nodes\[0\]: .*cores"):
-        machines.parse("nodes: [{name: a, memory: 8GiB}]")
+        profiles.parse_machines("nodes: [{name: a, memory: 8GiB}]")
 
 
 def test_profile_share_is_relative_to_the_devices_node() -> None:

@@ -34,10 +34,10 @@ from agents.mqtt.topics import CONTROLLER as CONTROLLER_COMPONENT
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.wire import messages
-from testbed.broker.programs import find_mosquitto
+from testbed.broker.configuration import find_mosquitto
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent, forkserver, run_module
-from testbed.host.cpusets import cpu_numbers
+from testbed.host.cpus import cpu_numbers
 from testbed.plan import plan, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -226,7 +226,7 @@ def test_run_with_an_unknown_link_does_not_start(
     def measure(*_: object) -> dict[str, float]:
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr("testbed.relay.relay_probe.measure", measure)
+    monkeypatch.setattr("testbed.relay.relay_process.measure_link", measure)
     run = spec(tmp_path, more="scenario: [{at: 1s, set: d-1, link: {rtt: 1ms}}]")
     linked = [replace(device, link=AccessLink(rtt=0.01)) for device in run.plan.devices]
     runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.plan import Catalog, HostResources, Plan, plan
-from testbed.run import planning
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.topology import Topology, load, parse, profiles
 from testbed.topology.units import format_size
@@ -175,7 +175,7 @@ def test_plan_shows_the_memory_notes(file: Path, testbed: Testbed) -> None:
 
 def test_run_records_requested_memory_not_free_memory(file: Path, tmp_path: Path) -> None:
     """A run that is resumed, and a sweep's cell, is the same when less memory is free."""
-    topology, made = planning.plan_file(file, Options("process"))
+    topology, made = preparing.plan_file(file, Options("process"))
     assert topology.devices[0].memory is None
     assert made.devices[0].memory < 2**50
     again = tmp_path / "again.yaml"

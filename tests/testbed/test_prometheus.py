@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agents import events
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import RecordFollower
+from testbed.rundir.live_files import RecordFollower
 from testbed.watching.prometheus import RunCollector
 from tests.analysis.conftest import EVENTS, MANIFEST
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.topology import fedscale, link_traces, load, parse, published_traces, yamlfile
+from testbed.topology import fedscale, link_traces, load, parse, yamlfile
 from tests.running import Testbed
 
 # datasets.simula.no/hsdpa-tcp-logs: the second time is in ms, the first in s; users.ugent.be/~jvdrhoof/
@@ -26,8 +26,7 @@ Timestamp,Longitude,Latitude,Speed,Operatorname,CellID,NetworkMode,RSRP,RSRQ,SNR
 2019.12.16_13.40.04,-8.39,51.88,0,B,11,5G,-95,-12,6.0,11,-80,40000,110,D
 2019.12.16_13.40.05,-8.39,51.88,0,B,11,5G,-95,-12,-,-,-,-,-,D
 2019.12.16_13.40.06,-8.39,51.88,0,B,11,5G,-95,-12,6.0,11,-80,3,1,I
-2019.12.16_13.40.08,-8.39,51.88,0,B,11,LTE,-99,-14,2.0,6,-94,5178,194,D
-"""
+2019.12.16_13.40.08,-8.39,51.88,0,B,11,LTE,-99,-14,2.0,6,-94,5178,194,D """
 PENSIEVE = "0.5 2.0\n1.5 4.25\n\n2.5 0.0\n"
 
 
@@ -40,10 +39,10 @@ PENSIEVE = "0.5 2.0\n1.5 4.25\n\n2.5 0.0\n"
     ],
 )
 def test_throughput_becomes_a_link_trace(form: str, text: str, rows: list[str]) -> None:
-    made = published_traces.as_csv(published_traces.FORMATS[form](text.splitlines()), source="a\nb")
+    made = link_traces.as_csv(link_traces.PUBLISHED_FORMATS[form](text.splitlines()), source="a\nb")
     assert made.splitlines() == ["# a", "# b", "time,down", *rows]
     assert len(link_traces.read_csv(made.splitlines(), loop=True).times) == len(rows)
-    doubled = published_traces.as_csv(published_traces.FORMATS[form](text.splitlines()), "up", scale=2.0)
+    doubled = link_traces.as_csv(link_traces.PUBLISHED_FORMATS[form](text.splitlines()), "up", scale=2.0)
     first = 2 * float(rows[0].partition(",")[2])
     assert doubled.splitlines()[:2] == ["time,up", f"0,{first:.0f}"]
 
@@ -64,7 +63,7 @@ def test_throughput_becomes_a_link_trace(form: str, text: str, rows: list[str]) 
 )
 def test_invalid_trace_is_refused_with_its_line(form: str, text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        published_traces.as_csv(published_traces.FORMATS[form](text.splitlines()))
+        link_traces.as_csv(link_traces.PUBLISHED_FORMATS[form](text.splitlines()))
 
 
 CAPACITY = {

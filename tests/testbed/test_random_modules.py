@@ -16,8 +16,8 @@ from torch.nn.utils import parametrizations, weight_norm
 
 from agents.client.training import Trainer
 from agents.config import LocalTraining
-from agents.models.buffers import NONE
 from agents.models.flat import buffers_of, build, initial, learned, load_buffers
+from agents.models.vectors import NONE
 from agents.shards import Shard
 from agents.tasks.interface import Task, mean_loss
 from testbed.virtual.stacked_training import BatchTrainer, Job

@@ -19,7 +19,7 @@ from agents.device.link import queue_bytes
 from agents.remote import program
 from testbed import topology
 from testbed.broker import BrokerLimits, Listeners, mosquitto_conf
-from testbed.broker.identity import new_identity
+from testbed.broker.access import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.host.nodes import Node
 from testbed.plan import HostResources, device_table, node_table, plan

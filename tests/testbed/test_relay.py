@@ -18,12 +18,11 @@ import pytest
 
 from agents.config import AccessLink, Segment
 from agents.device_actions import Disconnect, Reconnect, SetLink
-from agents.links import packet_times
-from testbed.relay import relay_probe
+from agents.links import packets
+from testbed.relay import relay_process
 from testbed.relay.main import OwnLink
-from testbed.relay.pipe import on_wire
 from testbed.relay.segments import SegmentLane, SegmentScheduler, SharedSegments
-from testbed.relay.sockets import Lane, Relay
+from testbed.relay.sockets import Lane, Relay, on_wire
 from testbed.relay.traffic import Traffic
 from tests.waiting import eventually
 
@@ -377,16 +376,16 @@ def test_slow_or_disconnected_device_does_not_block_its_cell(
 
 
 def test_probe_transfer_lasts_a_second_within_byte_bounds() -> None:
-    assert relay_probe.size(2_000_000) == 250_000
-    assert relay_probe.size(64_000) == 12_000
-    assert relay_probe.size(1_000_000_000) == 4_000_000
+    assert relay_process.probe_size(2_000_000) == 250_000
+    assert relay_process.probe_size(64_000) == 12_000
+    assert relay_process.probe_size(1_000_000_000) == 4_000_000
 
 
 @pytest.mark.timed
 def test_transfers_measure_the_rate_in_each_direction() -> None:
     """They use the loopback interface, which is faster than any link."""
-    with relay_probe.probe_server(HOST) as port:
-        for move in (relay_probe.upload, relay_probe.download):
+    with relay_process.probe_server(HOST) as port:
+        for move in (relay_process.upload_probe, relay_process.download_probe):
             assert move(HOST, port, 100_000_000) > 100_000_000
 
 
@@ -397,7 +396,7 @@ def test_late_reader_measures_the_time_of_arrival() -> None:
     with socket.create_server((HOST, 0)) as server:
         sender = socket.create_connection(server.getsockname())
         receiver, _ = server.accept()
-        packet_times.enable_timestamps(receiver)
+        packets.enable_timestamps(receiver)
 
         sent = []
 
@@ -410,12 +409,12 @@ def test_late_reader_measures_the_time_of_arrival() -> None:
         with sender, receiver:
             threading.Thread(target=send).start()
             time.sleep(0.15)
-            count, seconds = relay_probe.receive_timed(receiver, 4 * part)
+            count, seconds = relay_process.receive_timed(receiver, 4 * part)
         assert count == 2 * part
         assert seconds == pytest.approx(sent[3] - sent[1], abs=0.02)
 
 
-@pytest.mark.parametrize("move", [relay_probe.upload, relay_probe.download])
+@pytest.mark.parametrize("move", [relay_process.upload_probe, relay_process.download_probe])
 def test_link_lost_during_a_transfer_gives_no_rate(
     move: Callable[[str, int, int], float],
 ) -> None:

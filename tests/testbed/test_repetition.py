@@ -11,11 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.fidelity import repetition
-from testbed.fidelity.host_load import HostSample
-from testbed.fidelity.repetition import OtherWork
-from testbed.host import other_work
-from testbed.host.other_work import HYPERVISOR, CpuReading, ProcessTime
+from testbed.fidelity import host_load
+from testbed.fidelity.host_load import HostSample, OtherWork
+from testbed.host import cpus
+from testbed.host.cpus import HYPERVISOR, CpuReading, ProcessTime
 from tests.waiting import eventually
 
 BUSY, QUIET, UNKNOWN = OtherWork("", True), OtherWork("", False), OtherWork("", None)
@@ -36,18 +35,18 @@ BUSY, QUIET, UNKNOWN = OtherWork("", True), OtherWork("", False), OtherWork("", 
 def test_pauses_before_three_repetitions_while_a_host_is_busy(
     count: int, work: list[OtherWork], seconds: float | None
 ) -> None:
-    assert repetition.pause(count, work) == seconds
+    assert host_load.pause(count, work) == seconds
 
 
 def test_use_of_this_host_in_words() -> None:
     """9, 3.6, 0.5 and 0.1 CPU seconds in 10 s are 0.9, 0.36, 0.05 and 0.01 cores, 1.32 together."""
     used = {"python3 (12)": 9.0, "cc1 (7)": 3.6, HYPERVISOR: 0.5, "top (9)": 0.1}
     told = "others use 1.3 of 2 cores: python3 (12) 0.9, cc1 (7) 0.36, the hypervisor 0.05"
-    assert repetition.from_seconds(used, 10.0, 2) == OtherWork(told, True)
-    assert repetition.from_seconds({"a (1)": 1.0}, 10.0, 2) == OtherWork(
+    assert host_load.from_seconds(used, 10.0, 2) == OtherWork(told, True)
+    assert host_load.from_seconds({"a (1)": 1.0}, 10.0, 2) == OtherWork(
         "others use 0.1 of 2 cores", False
     )
-    assert repetition.from_seconds({}, 10.0, 4) == OtherWork("others use 0 of 4 cores", False)
+    assert host_load.from_seconds({}, 10.0, 4) == OtherWork("others use 0 of 4 cores", False)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +68,9 @@ def test_use_of_another_host_in_words(foreign: float | None, steal: float, told:
         steal=steal,
         tick_lateness=0.0,
     )
-    assert repetition.on_another_host("edge-2", sample) == told
+    assert host_load.on_another_host("edge-2", sample) == told
     unknown = OtherWork("the load of edge-2 is not known", None)
-    assert repetition.on_another_host("edge-2", None) == unknown
+    assert host_load.on_another_host("edge-2", None) == unknown
 
 
 def test_ended_process_counts_for_the_parent_that_inherits_its_cpu_time() -> None:
@@ -98,7 +97,7 @@ def test_ended_process_counts_for_the_parent_that_inherits_its_cpu_time() -> Non
         stolen=10.5,
         at=110.0,
     )
-    used = other_work.used_between(before, now, lambda pid: pid == 9)
+    used = cpus.used_between(before, now, lambda pid: pid == 9)
     assert [*used.items()] == [("make (5)", 5.0), ("new (7)", 4.0), (HYPERVISOR, 0.5)]
 
 
@@ -119,20 +118,20 @@ def _has_used(process: psutil.Process, seconds: float) -> bool:
 
 def test_processes_of_the_run_are_no_others(stranger: psutil.Process) -> None:
     own = subprocess.Popen(["sh", "-c", "while :; do :; done"])
-    before = other_work.read()
+    before = cpus.read_cpu_times()
     try:
         for process in (psutil.Process(own.pid), stranger):
             eventually(partial(_has_used, process, process.cpu_times().user + 0.1))
     finally:
         own.kill()
-        now = other_work.read()
+        now = cpus.read_cpu_times()
         own.wait()
-    is_own = other_work.is_of_run(now, ())
+    is_own = cpus.is_of_run(now, ())
     assert is_own(own.pid)
     assert is_own(os.getpid())
     assert not is_own(stranger.pid)
-    everybody = other_work.used_between(before, now)
+    everybody = cpus.used_between(before, now)
     assert {f"sh ({own.pid})", f"sh ({stranger.pid})"} <= everybody.keys()
-    assert f"sh ({own.pid})" not in other_work.used_between(before, now, is_own)
+    assert f"sh ({own.pid})" not in cpus.used_between(before, now, is_own)
     name = Path(f"/proc/{stranger.pid}/cgroup").read_text(encoding="utf-8").split()[0]
-    assert other_work.is_of_run(now, [name])(stranger.pid)  # as a container of the run
+    assert cpus.is_of_run(now, [name])(stranger.pid)  # as a container of the run

@@ -37,7 +37,7 @@ from testbed.fidelity.limits import RequestedLimits
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
-from testbed.rundir import commands
+from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
 from testbed.topology.action_timeline import Step
@@ -239,7 +239,7 @@ def test_orders_are_parsed() -> None:
 def test_order_is_answered_and_a_refusal_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "_ANSWER_TIMEOUT_SECONDS", 120.0)  # a busy host is no failure
+    monkeypatch.setattr(live_files, "_ANSWER_TIMEOUT_SECONDS", 120.0)  # a busy host is no failure
     directory = RunDirectory.create(tmp_path, "asked")
     served = threading.Event()
     obeyed: list[dict[str, Any]] = []
@@ -258,21 +258,21 @@ def test_order_is_answered_and_a_refusal_returned(
             ticks.append(len(obeyed) - before)
 
     with pytest.raises(BadInputError, match="is not running"):
-        commands.send(directory, {"device": "a"})
+        live_files.send_command(directory, {"device": "a"})
     directory.claim()
     for runtime, said in (("virtual", "in virtual time"), ("process", "not started its devices yet")):
         directory.write_manifest(runtime=runtime)
         with pytest.raises(BadInputError, match=said):
-            commands.send(directory, {"device": "a"})
-    box = commands.CommandFolder(directory.orders)
+            live_files.send_command(directory, {"device": "a"})
+    box = live_files.CommandFolder(directory.orders)
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        commands.send(directory, {"device": "a"})
+        live_files.send_command(directory, {"device": "a"})
         with pytest.raises(BadInputError, match="no device c"):
-            commands.send(directory, {"device": "c"})
+            live_files.send_command(directory, {"device": "c"})
         with pytest.raises(BadInputError, match="no device c"):
-            commands.send(directory, *({"device": name} for name in group))
+            live_files.send_command(directory, *({"device": name} for name in group))
         assert max(ticks) > 1, "one device a tick"
         directory.write_manifest(devices={"e-1": {"group": "e"}, "e-2": {"group": "e"}})
         assert [done["device"] for done in RunHandle(directory).kill(["e-2", "e"])] == ["e-2", "e-1"]

@@ -13,7 +13,7 @@ from agents import events
 from agents.wire.messages import EnergyFigures, EnergyOrder, EnergySample
 from testbed.plan import HostResources, plan
 from testbed.run.round_energy import RoundEnergies, energy_samples
-from testbed.rundir.tail import Samples
+from testbed.rundir.live_files import Samples
 from testbed.topology import parse
 from tests.testbed import record_factories
 

@@ -13,7 +13,8 @@ from agents import events
 from agents.config import LocalTraining
 from testbed import topology
 from testbed.data import preparation
-from testbed.plan import HostResources, battery, costs, plan, rounds
+from testbed.plan import HostResources, costs, plan, rounds
+from testbed.plan.energy import battery_lives, battery_remarks
 from testbed.plan.rounds import Round
 from testbed.topology import Topology
 from tests.running import Testbed
@@ -135,14 +136,14 @@ def test_plan_says_how_long_a_battery_lasts() -> None:
     wanted = fleet(devices, stop="after: 250s", more=scenario)
     planned = plan(wanted, "virtual", HOST)
     found = rounds.estimate_rounds(wanted, planned, PARAMETERS, None)
-    lives = battery.lives(planned, found)
+    lives = battery_lives(planned, found)
     assert [lives["a-1"].idle, lives["a-1"].working] == pytest.approx([300, 200])
     assert [lives["a-1"].idle_power, lives["a-1"].working_power] == pytest.approx([2, 3])
     assert (lives["b"].idle, lives["b"].working, lives["b"].returns) == (inf, inf, True)
     assert (lives["c"].idle, lives["c"].working, lives["c"].returns) == (300, 120, False)
     assert (lives["d"].idle, lives["d"].returns) == (None, True)
     assert "e" not in lives
-    off, lost = battery.remarks(wanted, planned, found)
+    off, lost = battery_remarks(wanted, planned, found)
     assert off.startswith("The batteries of a-1, a-2, c are too low after 2min to 3.33min if they train")
     assert lost.startswith("Warning: a-1, a-2 cannot return after the power-off")
     own = {row["group"]: row for row in rounds.group_rows(planned, found)}

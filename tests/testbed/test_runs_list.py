@@ -11,8 +11,7 @@ import pytest
 
 from analysis.columns import COLUMNS
 from testbed.api import running
-from testbed.rundir.latest_figures import LatestFigures, latest_figures
-from testbed.rundir.listing import list_runs, select_rows, text_row
+from testbed.rundir.listing import LatestFigures, latest_figures, list_runs, select_rows, text_row
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 from tests.running import Testbed
 

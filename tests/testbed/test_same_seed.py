@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from testbed.errors import BadInputError
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -71,7 +71,7 @@ def _run(folder: Path, name: str, **parts: str) -> RunDirectory:
             }
         )
     )
-    parsed, plan = planning.plan_file(folder / "topology.yaml", Options())
+    parsed, plan = preparing.plan_file(folder / "topology.yaml", Options())
     directory = RunDirectory.create(folder / "runs", name)
     up.run(parsed, plan, directory, Options(), View())
     return directory

@@ -13,8 +13,7 @@ from agents.device_actions import Crash, Pause, Restart, Resume
 from analysis.activity import OFFLINE, STATES, TRAIN, WAIT, ActivityCell
 from analysis.tally import Tally
 from testbed.fidelity.validity import Validity, doubt_note
-from testbed.watching.overview import Overview, OverviewDevice
-from testbed.watching.rows import SORTS, Row, in_order, rows
+from testbed.watching.rows import SORTS, Overview, OverviewDevice, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
 from testbed.watching.selection import Command, Quit, Request, Selection, press_key
 from tests.testbed.record_factories import STARTED, fleet, update

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testbed.errors import BadInputError, RunFailedError
-from testbed.run import planning
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -81,13 +81,13 @@ def test_conflicting_selection_is_refused_with_its_place(
 ) -> None:
     rule = {"name": "fedbuff", "buffer_size": 1, "concurrency": 1}
     with pytest.raises(BadInputError, match=told):
-        planning.plan_file(_topology(tmp_path, **{"rule": rule} | changes), Options())
+        preparing.plan_file(_topology(tmp_path, **{"rule": rule} | changes), Options())
 
 
 def test_plan_says_which_rules_need_uniform_draws(tmp_path: Path) -> None:
     def notes(rule: str, selection: str) -> list[str]:
         changes = {"rule": {"name": rule, **DRAWING[rule]}, "selection": {"name": selection}}
-        _, plan = planning.plan_file(_topology(tmp_path, **changes), Options())
+        _, plan = preparing.plan_file(_topology(tmp_path, **changes), Options())
         return [note for note in plan.notes if "needs uniform draws" in note]
 
     for rule in ("fedbuff", "fedavg", "defedavg_niid", "favano"):
@@ -149,7 +149,7 @@ def test_own_selection_is_tried_before_the_start(
     selection: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInputError, match=told):
-        planning.plan_file(_own(tmp_path, **selection), Options())
+        preparing.plan_file(_own(tmp_path, **selection), Options())
 
 
 def test_wrong_choice_of_an_own_selection_ends_the_run(tmp_path: Path) -> None:

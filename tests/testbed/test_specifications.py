@@ -18,8 +18,7 @@ from testbed.images import Images
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.containers import ContainerLaunch
-from testbed.runtimes.docker.specifications import launch, planned_limits
+from testbed.runtimes.docker.specifications import ContainerLaunch, launch, planned_limits
 from testbed.topology import RESERVED, parse
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -16,9 +16,8 @@ from torch import nn
 
 from agents.client.training import Trainer
 from agents.config import LocalTraining
-from agents.models.buffers import Buffers
 from agents.models.flat import buffers_of, initial
-from agents.models.vectors import Vector
+from agents.models.vectors import Buffers, Vector
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task

@@ -16,8 +16,8 @@ import pytest
 from analysis import comparison
 from analysis.columns import COLUMNS
 from testbed.plan import Plan
-from testbed.plan.measurements import Measurements
-from testbed.run import planning
+from testbed.plan.host import Measurements
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import sweeping, worker
@@ -159,7 +159,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseExcepti
         runtime = topology.runtime.model_copy(update={"name": "virtual"})
         virtual = topology.virtual.with_defaults([("step_time", 0.1)])
         timed = topology.model_copy(update={"runtime": runtime, "virtual": virtual})
-        plan = planning.plan_topology(timed, Options())
+        plan = preparing.plan_topology(timed, Options())
         result = worker.execute(timed, plan, directory, options, report)
         valid = next(remaining)
         if isinstance(valid, BaseException):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from testbed.images import Images
-from testbed.runtimes.docker.containers import Attachment, BridgeNetwork, Container, CpuLimits, Mount
-from testbed.runtimes.swarm.context import without_group
-from testbed.runtimes.swarm.node_images import images_to_push
+from testbed.runtimes.docker.specifications import Attachment, BridgeNetwork, Container, CpuLimits, Mount
+from testbed.runtimes.swarm.node_preparation import images_to_push
+from testbed.runtimes.swarm.node_services import without_group
 from testbed.runtimes.swarm.services import (
     ServiceFile,
     ServiceOptions,

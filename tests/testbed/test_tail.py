@@ -7,7 +7,7 @@ import pytest
 
 from agents import events
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import RecordFollower, Samples
+from testbed.rundir.live_files import RecordFollower, Samples
 from tests.testbed.record_factories import STARTED
 
 

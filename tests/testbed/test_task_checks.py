@@ -17,7 +17,7 @@ from testbed import simulate, topology
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
 from testbed.plan import model_check
-from testbed.run import planning
+from testbed.run import preparing
 from testbed.run.options import Options
 from tests.running import TOPOLOGIES, Finished, Testbed
 
@@ -165,7 +165,7 @@ def refusal(folder: Path, name: str) -> str:
     y = np.linspace(0, 1, 40, dtype=np.float32)
     try:
         read = topology.load(write(folder, UNSCORED + CLASSES, name=name))
-        planning.plan_topology(read, Options(runtime="virtual"))
+        preparing.plan_topology(read, Options(runtime="virtual"))
         model_check.try_step(read, halves(Shard(PIXELS, y, scale=1 / 255)))
     except BadInputError as error:
         return str(error)

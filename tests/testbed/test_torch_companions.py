@@ -13,12 +13,11 @@ from packaging.requirements import Requirement
 
 from testbed import images
 from testbed.errors import BadInputError
-from testbed.images import torch_companions, wheels
-from testbed.images.build_time import BuildTime
-from testbed.images.building import Builder
-from testbed.installing import torch_index
-from testbed.installing.torch_index import TorchSource
-from testbed.plan import plan_on_host
+from testbed.images import wheels
+from testbed.images.building import Builder, BuildTime
+from testbed.installing import installer
+from testbed.installing.installer import TorchSource
+from testbed.plan import assignment
 from testbed.topology import parse
 from tests.testbed.test_torch_index import add_wheel, served
 from tests.testbed.test_torch_index import no_settings_of_pip as _no_settings  # noqa: F401
@@ -42,7 +41,7 @@ def indexes(folder: Path, monkeypatch: pytest.MonkeyPatch, *, cpu_builds: bool =
     with served(pypi) as all_builds, served(cpu) as only_cpu:
         added = ("--extra-index-url", only_cpu) if cpu_builds else ()
         source = TorchSource(("--index-url", all_builds, *added), "the reason")
-        monkeypatch.setattr(torch_index, "cpu_source", lambda: source)
+        monkeypatch.setattr(installer, "cpu_source", lambda: source)
         yield ours
 
 
@@ -93,29 +92,29 @@ devices: [{{name: d, cpu: 0.1}}]
 stop: {{after: 10s}}
 """)
     with pytest.raises(BadInputError, match=r"requirements\[0\]") as refused:
-        plan_on_host.check_requirements(topology, installed=installed)
+        assignment.check_requirements(topology, installed=installed)
     assert instead in str(refused.value)
 
 
 def test_requirements_that_fit_the_pinned_pytorch_are_accepted() -> None:
     for text in ("torch", "torch>=2.8", "torchvision", "torchvision>=0.20,<0.29", "torchaudio", "scipy"):
-        assert torch_companions.refusal(Requirement(text)) is None
+        assert wheels.companions_refusal(Requirement(text)) is None
 
 
 def test_pinned_torchvision_is_the_one_of_the_pinned_torch() -> None:
     """Since 2.0, torch 2.N goes with torchvision 0.(N + 15)."""
-    pins = torch_companions.pinned_versions()
+    pins = wheels.pinned_versions()
     torch, vision = (pins[name].split(".") for name in ("torch", "torchvision"))
     assert int(vision[1]) == int(torch[1]) + 15
     assert vision[2] == torch[2]
 
 
 def test_command_to_install_torchvision_keeps_the_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_companions, "_installed_torch", lambda: "2.13.0+cpu")
-    command = torch_companions.install_command("torchvision>=0.20")
+    monkeypatch.setattr(wheels, "_version_of_torch", lambda: "2.13.0+cpu")
+    command = wheels.companions_command("torchvision>=0.20")
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in command
-    assert command.endswith(f"'torchvision=={torch_companions.pinned_versions()['torchvision']}'")
-    assert torch_companions.install_command("scipy>=1.11").endswith("-m pip install 'scipy>=1.11'")
+    assert command.endswith(f"'torchvision=={wheels.pinned_versions()['torchvision']}'")
+    assert wheels.companions_command("scipy>=1.11").endswith("-m pip install 'scipy>=1.11'")
 
 
 def test_requirements_are_refused_before_anything_is_built(

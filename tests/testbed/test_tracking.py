@@ -16,8 +16,7 @@ from agents import events
 from testbed import tracking
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
-from testbed.tracking.follow import follow
-from testbed.tracking.points import Point, Points
+from testbed.tracking.following import Point, Points, follow
 from tests.running import Testbed
 
 TOPOLOGY: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.run import resume_check
+from testbed.run import preparing
 from testbed.rundir.directory import RunDirectory
 
 BEGAN = """
@@ -26,8 +26,8 @@ def begun(tmp_path: Path) -> RunDirectory:
     directory.path.mkdir()
     directory.topology.write_text(BEGAN)
     directory.start.write_bytes(b"weights")
-    resume_check.save(directory)
-    resume_check.check(directory)
+    preparing.save_digests(directory)
+    preparing.check_unchanged(directory)
     return directory
 
 
@@ -49,7 +49,7 @@ def test_changed_topology_is_refused_with_the_differences(
 ) -> None:
     begun.topology.write_text(BEGAN.replace(old, new))
     with pytest.raises(BadInputError) as raised:
-        resume_check.check(begun)
+        preparing.check_unchanged(begun)
     assert f"topology.yaml is not the topology that the run began with: {told}" in str(raised.value)
     assert "undo the change, or start a new run with it" in str(raised.value)
 
@@ -57,29 +57,29 @@ def test_changed_topology_is_refused_with_the_differences(
 def test_at_most_five_differences_are_listed(begun: RunDirectory) -> None:
     begun.topology.write_text("{a: 1, b: 2, c: 3}")
     with pytest.raises(BadInputError, match=r"; 4 more differences\. A resumed run"):
-        resume_check.check(begun)
+        preparing.check_unchanged(begun)
 
 
 def test_comments_and_key_order_do_not_count(begun: RunDirectory) -> None:
     *rest, stop = BEGAN.splitlines()
     begun.topology.write_text("\n".join(["# by hand", stop, *rest]))
-    resume_check.check(begun)
+    preparing.check_unchanged(begun)
 
 
 def test_differences_are_not_listed_if_the_runs_copy_was_changed(begun: RunDirectory) -> None:
     for text in (begun.state / "topology.yaml", begun.topology):
         text.write_text(BEGAN.replace("seed: 7", "seed: 8"))
     with pytest.raises(BadInputError, match=r"the change is not known: .* was changed, too"):
-        resume_check.check(begun)
+        preparing.check_unchanged(begun)
     (begun.state / "topology.yaml").unlink()
     with pytest.raises(BadInputError, match=r"the change is not known: .* cannot be read"):
-        resume_check.check(begun)
+        preparing.check_unchanged(begun)
 
 
 def test_changed_initial_state_is_refused(begun: RunDirectory) -> None:
     begun.start.write_bytes(b"Weights")
     with pytest.raises(BadInputError, match=r"start\.safetensors, the state that the run's module"):
-        resume_check.check(begun)
+        preparing.check_unchanged(begun)
     begun.start.unlink()
     with pytest.raises(BadInputError, match="has changed since the run began: put a copy back"):
-        resume_check.check(begun)
+        preparing.check_unchanged(begun)

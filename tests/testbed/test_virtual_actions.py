@@ -26,7 +26,7 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds
 from agents.wire import payloads
 from testbed.virtual import faults
 from testbed.virtual.device import OngoingTraining, VirtualDevice
-from testbed.virtual.event_queue import DEVICE, SCENARIO, EventQueue
+from testbed.virtual.timing import DEVICE, SCENARIO, EventQueue
 from tests.testbed import devices
 
 Told = list[tuple[float, str]]

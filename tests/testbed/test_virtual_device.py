@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from testbed.virtual.device import OngoingTraining, release
-from testbed.virtual.event_queue import EventQueue
+from testbed.virtual.timing import EventQueue
 from tests.testbed.devices import Steps, device, play
 
 

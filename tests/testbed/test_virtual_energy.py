@@ -15,11 +15,10 @@ import yaml
 from agents import events
 from agents.config import LocalTraining
 from agents.device_actions import DeviceAction, PowerOff, PowerOn
-from agents.energy.amounts import femtojoules, to_joules
-from agents.energy.settings import EnergyConfig
+from agents.energy import EnergyConfig, femtojoules, to_joules
 from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -118,7 +117,7 @@ class Runner:
         folder.mkdir()
         path = folder / "topology.yaml"
         path.write_text(yaml.safe_dump(topology | changes))
-        parsed, plan = planning.plan_file(path, Options())
+        parsed, plan = preparing.plan_file(path, Options())
         directory = RunDirectory.create(folder, "run")
         up.run(parsed, plan, directory, Options(), View())
         return Outcome(directory, list(events.read(directory.events)), self._switches, self._fleets)

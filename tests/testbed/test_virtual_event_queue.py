@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.virtual.event_queue import ARRIVAL, DEVICE, LINK, SCENARIO, EventQueue
+from testbed.virtual.timing import ARRIVAL, DEVICE, LINK, SCENARIO, EventQueue
 
 
 def _played(queue: EventQueue) -> None:

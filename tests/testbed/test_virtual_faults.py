@@ -14,8 +14,8 @@ from agents import events
 from agents.device_actions import to_json
 from agents.timing.nanoseconds import SECOND, to_seconds
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.planned_actions import steps
-from testbed.run import planning, preparing
+from testbed.plan.planned_devices import action_steps
+from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -52,7 +52,7 @@ TOPOLOGY = {
 def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, list[events.Record]]:
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(TOPOLOGY | {"rule": rule}))
-    topology, plan = planning.plan_file(path, Options())
+    topology, plan = preparing.plan_file(path, Options())
     directory = RunDirectory.create(folder, "run")
     spec, prepared = preparing.prepare(topology, plan, directory, Options(), View())
     with closing(FileRecorder(directory, View())) as recorder:
@@ -75,7 +75,9 @@ def test_run_continues_after_faults_and_records_them(tmp_path: Path, rule: dict[
     assert (records[-1].reason, records[-1].at) == ("after", AFTER)
     due = [
         (round(to_seconds(step.at), 6), step.device, to_json(step.action))
-        for step in takewhile(lambda step: step.at <= AFTER * SECOND, steps(spec.topology, spec.plan))
+        for step in takewhile(
+            lambda step: step.at <= AFTER * SECOND, action_steps(spec.topology, spec.plan)
+        )
     ]
     assert [(r.at, r.device, r.details) for r in records if isinstance(r, events.Acted)] == due
     assert len(due) > 10

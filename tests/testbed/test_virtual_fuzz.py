@@ -19,7 +19,7 @@ from agents.aggregator import inputs, recording
 from agents.aggregator.core import Setup
 from agents.rules import RULES
 from agents.wire import payloads
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -141,7 +141,7 @@ def topology(seed: int) -> str:
 
 def play(text: str, folder: Path) -> RunDirectory:
     parsed = parse(text, "<fuzz>")
-    plan = planning.plan_topology(parsed, Options(runtime="virtual"))
+    plan = preparing.plan_topology(parsed, Options(runtime="virtual"))
     directory = RunDirectory.create(folder, "run")
     up.run(parsed, plan, directory, Options(runtime="virtual"), View())
     return directory

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from agents.config import AccessLink, LocalTraining, Segment
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.virtual.event_queue import SCENARIO, EventQueue
 from testbed.virtual.fair_shares import FairShares, Pipe
 from testbed.virtual.network import Line, VirtualNetwork
+from testbed.virtual.timing import SCENARIO, EventQueue
 from tests.testbed.devices import play
 
 MBIT = 1_000_000

@@ -12,8 +12,7 @@ from agents.client.core import Outcome
 from agents.config import LocalTraining
 from agents.shards import Shard
 from agents.tasks.quadratic import Quadratic
-from testbed.virtual.pool import Pool, Ticket
-from testbed.virtual.stacked_training import BatchTrainer, Job
+from testbed.virtual.stacked_training import BatchTrainer, Job, Pool, Ticket
 
 CENTERS = ((8.0,), (16.0,), (32.0,))
 

@@ -15,8 +15,8 @@ from agents import events
 from analysis.load import Run, load
 from testbed.errors import BadInputError, RunFailedError
 from testbed.plan import costs
-from testbed.plan.measurements import Measurements
-from testbed.run import live_runs, planning, up
+from testbed.plan.host import Measurements
+from testbed.run import live_runs, preparing, up
 from testbed.run.optimum import compare_with_optimum
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -29,7 +29,7 @@ THEORY = TOPOLOGIES / "theory"
 
 def _run(topology: Path, runs: Path, name: str = "run", data: Path | None = None) -> Run:
     options = Options(data_root=data)
-    parsed, plan = planning.plan_file(topology, options)
+    parsed, plan = preparing.plan_file(topology, options)
     directory = RunDirectory.create(runs, name)
     up.run(parsed, plan, directory, options, View())
     return load(directory.path)
@@ -249,7 +249,7 @@ def test_idle_population_costs_little(tmp_path: Path) -> None:
 
 def test_virtual_run_cannot_be_resumed(tmp_path: Path) -> None:
     file = _topology(tmp_path)
-    parsed, plan = planning.plan_file(file, Options())
+    parsed, plan = preparing.plan_file(file, Options())
     directory = RunDirectory.create(tmp_path, "run")
     with pytest.raises(BadInputError, match="same seed"):
         up.run(parsed, plan, directory, Options(resume=True), View())

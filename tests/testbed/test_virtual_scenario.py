@@ -16,7 +16,7 @@ from agents.device_actions import SetCpu
 from analysis.charts import CHARTS
 from analysis.load import load
 from testbed.errors import RunFailedError
-from testbed.run import planning, up
+from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -41,7 +41,7 @@ def _run(folder: Path, scenario: list[dict[str, Any]], **changes: Any) -> list[e
     }
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(topology | changes))
-    parsed, plan = planning.plan_file(path, Options())
+    parsed, plan = preparing.plan_file(path, Options())
     directory = RunDirectory.create(folder, "run")
     up.run(parsed, plan, directory, Options(), View())
     return list(events.read(directory.events))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.client.training_times import Timing
+from agents.client.factory import Timing
 from agents.config import DrawnDuration, LocalTraining
 from agents.timing.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice, costs

@@ -20,7 +20,7 @@ import pytest
 from agents import events
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
-from testbed.watching import overview
+from testbed.watching import rows
 from tests.running import Testbed, cli, left_as_processes, write_small_topology
 from tests.testbed.record_factories import STARTED, update
 from tests.waiting import eventually
@@ -230,7 +230,7 @@ def test_folder_without_a_run_cannot_be_watched(here: Testbed, tmp_path: Path) -
 
 
 def test_overview_is_read_from_the_run_directory(ended: RunDirectory) -> None:
-    told = overview.read(ended)
+    told = rows.read_overview(ended)
     assert told is not None
     assert (told.rule, told.stop.after, told.stop.updates) == ("fedbuff", 60.0, None)
     assert [(d.name, d.group, d.cpu, d.importance) for d in told.devices] == [
@@ -241,4 +241,4 @@ def test_overview_is_read_from_the_run_directory(ended: RunDirectory) -> None:
     del manifest["rule"]
     ended.manifest.write_text(json.dumps(manifest))
     with pytest.raises(BadInputError, match="cannot be read as a run"):
-        overview.read(ended)
+        rows.read_overview(ended)

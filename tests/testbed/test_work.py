@@ -17,8 +17,8 @@ from agents.tasks.logreg import DigitsLogreg
 from agents.tasks.quadratic import Quadratic
 from testbed.data import datasets
 from testbed.data.datasets import Columns
-from testbed.plan import step_work
-from testbed.speed.kinds import Work
+from testbed.plan import model_check
+from testbed.speed.calibration import Work
 from testbed.topology.data_settings import DataSettings
 
 
@@ -41,27 +41,29 @@ X = torch.rand(2, 4, 8, 8, requires_grad=True)
     ],
 )
 def test_operations_are_counted_by_kind(run: Callable[[], object], kind: str, flop: int) -> None:
-    found = step_work.count_work(run)
+    found = model_check.count_work(run)
     for each in ("matrix", "convolution", "depthwise"):
         assert getattr(found, each) == pytest.approx(flop / 1e9 if each == kind else 0.0)
 
 
 def test_backward_pass_of_groups_costs_twice_the_forward_pass() -> None:
     weight = torch.rand(4, 1, 3, 3, requires_grad=True)
-    forward = step_work.count_work(lambda: functional.conv2d(X, weight, padding=1, groups=4))
+    forward = model_check.count_work(lambda: functional.conv2d(X, weight, padding=1, groups=4))
     out = functional.conv2d(X, weight, padding=1, groups=4)
-    backward = step_work.count_work(lambda: torch.autograd.grad(out, (X, weight), torch.ones_like(out)))
+    backward = model_check.count_work(
+        lambda: torch.autograd.grad(out, (X, weight), torch.ones_like(out))
+    )
     assert backward.depthwise == pytest.approx(2 * forward.depthwise)
 
 
 def test_memory_counts_bytes_of_other_operations() -> None:
     x = torch.rand(1000)
-    assert step_work.count_work(lambda: x + x).memory == pytest.approx(3 * 4000 / 1e9)
-    assert step_work.count_work(lambda: x.view(10, 100).t()).memory == 0
+    assert model_check.count_work(lambda: x + x).memory == pytest.approx(3 * 4000 / 1e9)
+    assert model_check.count_work(lambda: x.view(10, 100).t()).memory == 0
 
 
 def test_step_counts_forward_and_backward() -> None:
-    found = step_work.count_step_work(MnistCnn(), 32)
+    found = model_check.count_step_work(MnistCnn(), 32)
     assert found is not None
     first, second = 28 * 28 * 16 * 25, 14 * 14 * 32 * 16 * 25
     assert found.convolution == pytest.approx(2 * 32 * (2 * first + 3 * second) / 1e9)
@@ -72,32 +74,32 @@ def test_step_counts_forward_and_backward() -> None:
 
 def test_frozen_layers_need_no_gradient() -> None:
     """Nothing goes back through the first convolution, so nor does it to the input of the second."""
-    found = step_work.count_step_work(MnistCnn(), 32, ["1.*"])
+    found = model_check.count_step_work(MnistCnn(), 32, ["1.*"])
     assert found is not None
     first, second = 28 * 28 * 16 * 25, 14 * 14 * 32 * 16 * 25
     assert found.convolution == pytest.approx(2 * 32 * (first + 2 * second) / 1e9)
-    whole = step_work.count_step_work(MnistCnn(), 32)
+    whole = model_check.count_step_work(MnistCnn(), 32)
     assert whole is not None
     assert whole.memory > found.memory
 
 
 def test_step_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = step_work.count_step_work(DigitsLogreg(), 8)
+    first = model_check.count_step_work(DigitsLogreg(), 8)
     assert first is not None
-    larger = step_work.count_step_work(DigitsLogreg(), 16)
+    larger = model_check.count_step_work(DigitsLogreg(), 16)
     assert larger is not None
     assert larger.matrix == pytest.approx(2 * first.matrix)
     other = Work(convolution=1, depthwise=1, matrix=1, memory=1)
-    monkeypatch.setattr(step_work, "_count_step", lambda task, batch_size, frozen: other)
-    assert step_work.count_step_work(DigitsLogreg(), 8) == first
-    assert step_work.count_step_work(DigitsLogreg(bias=False), 8) == other  # another step
+    monkeypatch.setattr(model_check, "_count_step", lambda task, batch_size, frozen: other)
+    assert model_check.count_step_work(DigitsLogreg(), 8) == first
+    assert model_check.count_step_work(DigitsLogreg(bias=False), 8) == other  # another step
     for kept in cache.iterdir():
         kept.write_text("{torn")
-    assert step_work.count_step_work(DigitsLogreg(), 8) == other
+    assert model_check.count_step_work(DigitsLogreg(), 8) == other
 
 
 def test_task_may_supply_its_data() -> None:
-    found = step_work.count_step_work(Quadratic(centers=((0.0, 1.0), (2.0, 3.0))), 32)
+    found = model_check.count_step_work(Quadratic(centers=((0.0, 1.0), (2.0, 3.0))), 32)
     assert found is not None
     assert found.memory > 0
 
@@ -106,7 +108,7 @@ def test_counting_does_not_change_the_runs_random_numbers() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    step_work.count_step_work(MnistCnn(), 4)
+    model_check.count_step_work(MnistCnn(), 4)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -125,7 +127,7 @@ def test_step_that_cannot_run_has_no_count(
 ) -> None:
     foreign = Columns(DataSettings(hub="a/b", input=("img",), label="label"), shape=shape)
     monkeypatch.setitem(datasets.DATASETS, "foreign", foreign)
-    assert step_work.count_step_work(Foreign(), 4) is None
+    assert model_check.count_step_work(Foreign(), 4) is None
 
 
 def test_any_failure_of_a_task_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,4 +135,4 @@ def test_any_failure_of_a_task_is_handled(monkeypatch: pytest.MonkeyPatch) -> No
         raise AttributeError("my own mistake")
 
     monkeypatch.setattr(Foreign, "model", fail)
-    assert step_work.count_step_work(Foreign(), 4) is None
+    assert model_check.count_step_work(Foreign(), 4) is None

@@ -25,10 +25,10 @@ from pathlib import Path
 from msgspec import structs
 
 from agents.config import AccessLink
-from agents.device import link, link_probe
+from agents.device import link, link_measurement
 from agents.device.control_group import ControlGroup
-from agents.links import packet_train, probe_server
-from testbed.relay.relay_probe import download, listen, upload
+from agents.links import packets, probe_server
+from testbed.relay.relay_process import download_probe, listen, upload_probe
 from tests.uml.table import (
     DELAYS,
     FAST,
@@ -98,7 +98,7 @@ def main() -> None:
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
         threading.Thread(target=probe_server.listen(BROKER).serve_forever, daemon=True).start()
-        packet_train.listen(BROKER)
+        packets.listen_for_trains(BROKER)
         listen(BROKER, TRANSFERS)
     limits()
     shaped = Shaped()
@@ -141,8 +141,8 @@ class Shaped:
 def rates(shaped: Shaped) -> None:
     for up, down in RATES:
         shaped.set(AccessLink(up, down))
-        tell("rate", f"up {up}", fastest(upload, up))
-        tell("rate", f"down {down}", fastest(download, down))
+        tell("rate", f"up {up}", fastest(upload_probe, up))
+        tell("rate", f"down {down}", fastest(download_probe, down))
 
 
 def fastest(move: Callable[[str, int, int], float], rate: int) -> float:
@@ -182,7 +182,7 @@ def transfer(way: str) -> float:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    found = structs.asdict(link_probe.measure(WHOLE, BROKER, 30.0))
+    found = structs.asdict(link_measurement.measure(WHOLE, BROKER, 30.0))
     for name, got in found.items():
         if got is not None:
             tell("whole", name, got)

@@ -1,33 +1,124 @@
-"""A client's side of secure aggregation. The client makes masks, sends shares of its masks to the other
-clients, and sums the shares that it holds.
-
-    when a model arrives:   make a mask z and its shares, and send one sealed share to each known client
-    when an update is sent: round the update and add z
-    when the server asks:   send Σ a_i (share of z_i) over the updates of one buffer
-
-A client answers only for sums of at least K updates in which no update has more weight than the others
-together, and it uses each share only once. Otherwise two sums that differ by one update would reveal
-that update.
-"""
+"""A client's side of secure aggregation: its masks, its encrypted channels to other clients, and their
+cost."""
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from agents.models.vectors import Vector
-from agents.pipeline.interface import PeerError, Wanted
-from agents.pipeline.secure import masks, secure_messages
-from agents.pipeline.secure.channels import KEY_BYTES, ChannelError, Channels
-from agents.pipeline.secure.coding import code_of
-from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked_update import DIVERGED, Masked
-from agents.pipeline.secure.quantisation import Grid, dominates
+from agents.pipeline.interface import ExchangeCost, PeerError, Wanted
+from agents.pipeline.secure import secure_messages
+from agents.pipeline.secure.arithmetic import FIELD, Field, Grid, Words, code_of, dominates
+from agents.pipeline.secure.secure_messages import DIVERGED, Masked
 from agents.pipeline.secure.settings import SecureRun
 from agents.timing.nanoseconds import Nanoseconds
+
+SEED_BYTES = 16
+_ZEROS = bytes(1 << 16)
+
+
+def new_seed() -> bytes:
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
+    """Elements that the same `secret` always gives. Each is the lowest bits, as many as p has, of a
+    32-bit word of the key stream. If they equal p, another word is drawn, so that all elements are
+    equally likely."""
+    stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
+    buffer = bytearray(4 * count + 15)
+    at = 0
+    while at < 4 * count:
+        part = _ZEROS[: min(len(_ZEROS), 4 * count - at)]
+        at += stream.update_into(part, memoryview(buffer)[at:])
+    words = np.frombuffer(buffer, "<u4", count)
+    words &= np.uint32(field.p)
+    again = np.flatnonzero(words == field.p)
+    while again.size:
+        words[again] = np.frombuffer(stream.update(bytes(4 * again.size)), "<u4") & np.uint32(field.p)
+        again = again[words[again] == field.p]
+    return words
+
+
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+
+class ChannelError(Exception):
+    """The text says what is invalid in a key or message."""
+
+
+class Channels:
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self._ciphers: dict[bytes, AESGCM] = {}
+
+    @property
+    def public(self) -> bytes:
+        """Public key of this process."""
+        return self._private.public_key().public_bytes_raw()
+
+    def check_key(self, peer: bytes) -> None:
+        """Raise ChannelError if no secret can be agreed with the owner of the public key `peer`."""
+        self._cipher(peer)
+
+    def forget(self, peer: bytes) -> None:
+        """Delete the shared secret, which is computed again when needed."""
+        self._ciphers.pop(peer, None)
+
+    def seal(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+        """`content` for the owner of the public key `peer`. `about` is authenticated but not sent:
+        `open` needs the same values. Raises ChannelError."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._cipher(peer).encrypt(nonce, content, _flat(about))
+
+    def open(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+        """Raises ChannelError unless the owner of the public key `peer` sealed the message for this
+        client, with the same `about`."""
+        nonce, rest = message[:_NONCE_BYTES], message[_NONCE_BYTES:]
+        try:
+            return self._cipher(peer).decrypt(nonce, rest, _flat(about))
+        except (InvalidTag, ValueError) as error:
+            raise ChannelError("not sealed for this client by this sender") from error
+
+    def _cipher(self, peer: bytes) -> AESGCM:
+        if (cipher := self._ciphers.get(peer)) is None:
+            try:
+                shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
+            except ValueError as error:
+                raise ChannelError("invalid public key") from error
+            both = b"".join(sorted((peer, self.public)))
+            key = HKDF(SHA256(), 32, salt=None, info=b"testbed share" + both).derive(shared)
+            cipher = self._ciphers[peer] = AESGCM(key)
+        return cipher
+
+
+def _flat(about: Mapping[str, str]) -> bytes:
+    return "\n".join(f"{name}={value}" for name, value in about.items()).encode()
+
+
+# A client's side of secure aggregation. The client makes masks, sends shares of its masks to the other
+# clients, and sums the shares that it holds.
+#
+#     when a model arrives:   make a mask z and its shares, and send one sealed share to each known
+#     client when an update is sent: round the update and add z when the server asks:   send Σ a_i (share
+#     of z_i) over the updates of one buffer
+#
+# A client answers only for sums of at least K updates in which no update has more weight than the others
+# together, and it uses each share only once. Otherwise two sums that differ by one update would reveal
+# that update.
 
 _MASKS = 4
 """Maximum number of own masks: for the running training and for updates that wait to be sent."""
@@ -56,7 +147,7 @@ class Party:
         name: str,
         settings: SecureRun,
         size: int,
-        seed: Callable[[], bytes] = masks.new_seed,
+        seed: Callable[[], bytes] = new_seed,
     ) -> None:
         self._run, self.name, self._settings = run, name, settings
         self._places = {client: place for place, client in enumerate(settings.clients)}
@@ -103,8 +194,8 @@ class Party:
             keys = dict(self._keys)
         known = [name for name in self._settings.clients if name in keys or name == self.name]
         holders = tuple(self._places[name] for name in known)
-        mask = masks.expand_seed(self._seed(), code.size)
-        noise = masks.expand_seed(self._seed(), code.colluding * code.length)
+        mask = expand_seed(self._seed(), code.size)
+        noise = expand_seed(self._seed(), code.colluding * code.length)
         shares = code.shares(mask, noise, holders)
         self._masks[dispatch] = _Mask(mask, holders)
         while len(self._masks) > _MASKS:
@@ -182,3 +273,37 @@ class Party:
 
     def _about(self, sender: str, recipient: str, dispatch: int) -> dict[str, str]:
         return {"run": self._run, "from": sender, "to": recipient, "dispatch": str(dispatch)}
+
+
+_MESSAGE_TIME = 0.0014
+"""CPU seconds on a whole core to send or receive a small message (waking up, MQTT, TCP), without its
+content. Fitted to a run in docker (docs/evidence/privacy.md)."""
+_TRIES = 5
+
+
+def measure_cost(secure: SecureRun, parameters: int) -> ExchangeCost:
+    """Per update, share and answer, for a model of `parameters` parameters."""
+    names = [secure.clients[0], secure.clients[-1]]
+    party, peer = (Party("run", name, secure, parameters) for name in names)
+    for name in secure.clients:
+        party.add_peer(name, Party("run", name, secure, 1).public)
+    party.add_peer(peer.name, peer.public)
+    peer.add_peer(party.name, party.public)
+    update, rng = np.zeros(parameters, np.float32), np.random.default_rng(0)
+    masks, shares, answers = [], [], []
+    for turn in range(1 + _TRIES):
+        dispatches = range(turn * secure.updates, (turn + 1) * secure.updates)
+        for dispatch in dispatches:
+            began = time.process_time()
+            sealed = dict(party.prepare(dispatch))
+            party.masked(dispatch, update, rng)
+            masks.append(time.process_time() - began)
+            if peer.name in sealed:
+                began = time.process_time()
+                peer.receive_share(party.name, sealed[peer.name])
+                shares.append(time.process_time() - began)
+        began = time.process_time()
+        party.answer(turn, [(party.name, dispatch, 1) for dispatch in dispatches])
+        answers.append(time.process_time() - began)
+    share = min(shares, default=0.0) + _MESSAGE_TIME
+    return ExchangeCost(min(masks), share, min(answers) + 2 * _MESSAGE_TIME)

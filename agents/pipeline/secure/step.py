@@ -1,16 +1,15 @@
-"""Secure aggregation as a step of the update pipeline: an update is rounded and masked."""
+"""Secure aggregation as a step of the update pipeline, in real time and in virtual time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from agents.client.randomness import ROUNDING
 from agents.models.vectors import Vector
 from agents.pipeline.interface import (
     ClientContext,
@@ -19,23 +18,74 @@ from agents.pipeline.interface import (
     ExchangeCost,
     SimulatedExchange,
     UpdateStep,
+    Wanted,
 )
-from agents.pipeline.secure.coding import code_of
-from agents.pipeline.secure.masked_update import FIELD, Masked
-from agents.pipeline.secure.quantisation import Grid
-from agents.pipeline.secure.secure_messages import share_size
-from agents.pipeline.secure.server import SecureSums
+from agents.pipeline.secure.arithmetic import Grid, Words, code_of
+from agents.pipeline.secure.secure_messages import (
+    DIVERGED,
+    HOLDERS,
+    LACKING,
+    Masked,
+    share_size,
+    sum_size,
+)
+from agents.pipeline.secure.server import MaskedSums, SecureSums
 from agents.pipeline.secure.settings import SecureRun
-from agents.pipeline.secure.simulated import SimulatedParty
-from agents.pipeline.secure.sums import MaskedSums
+from agents.random_generators import ROUNDING
+from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded
+
+_MASKS = 3
+"""Maximum number of own masks: for the running training and for updates that wait to be sent."""
+
+
+class SimulatedParty:
+    """The client `name`, for models of `size` parameters."""
+
+    def __init__(self, name: str, settings: SecureRun, size: int) -> None:
+        self._name = name
+        self._places = {client: place for place, client in enumerate(settings.clients)}
+        self._grid = Grid(settings.range, settings.bits)
+        self._length = code_of(settings, size).length
+        self.share_size = share_size(self._length)
+        self._masks: dict[int, tuple[tuple[int, ...], Nanoseconds]] = {}
+        """By dispatch: holders of the shares, and nanoseconds to make the mask."""
+        self._held: set[tuple[str, int]] = set()
+        """Client and dispatch of each share that this client holds."""
+
+    def prepare(self, dispatch: int, present: Iterable[str], took: Nanoseconds) -> int:
+        holders = sorted(self._places[client] for client in {*present, self._name})
+        self._masks[dispatch] = tuple(holders), took
+        while len(self._masks) > _MASKS:
+            del self._masks[min(self._masks)]
+        self.receive_share(self._name, dispatch)
+        return len(holders) - 1
+
+    def receive_share(self, sender: str, dispatch: int) -> None:
+        self._held.add((sender, dispatch))
+
+    def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
+        keys = {(client, dispatch) for client, dispatch, _ in wanted}
+        if not keys <= self._held:
+            return sum_size(LACKING), None
+        self._held -= keys
+        return sum_size(self._length), np.zeros(self._length, np.uint32)
+
+    def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
+        """`vector`: shape (d,). `rng`: for the random rounding."""
+        holders, took = self._masks.pop(dispatch)
+        try:
+            words, outside = self._grid.round(vector, rng)
+        except ValueError:
+            words, outside = np.zeros(vector.size, np.uint32), DIVERGED
+        return Masked(words, holders, outside, took)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureAggregation(SecureRun, UpdateStep):
     """Step that rounds and masks updates for the secure aggregation of one run."""
 
-    field: ClassVar[str | None] = FIELD
+    field: ClassVar[str | None] = HOLDERS
 
     def at_client(self, client: ClientContext) -> Masking:
         rng = partial(client.rng, ROUNDING)
@@ -63,7 +113,7 @@ class SecureAggregation(SecureRun, UpdateStep):
         return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
 
     def exchange_cost(self, parameters: int) -> ExchangeCost:
-        from agents.pipeline.secure.cost import measure_cost  # imports cryptography, which takes time
+        from agents.pipeline.secure.party import measure_cost  # imports cryptography, which takes time
 
         return measure_cost(self, parameters)
 

@@ -29,8 +29,7 @@ from agents.wire.messages import AddressedOrder, DeviceOrder, MeasureOrder
 from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, to_host_time
 from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
-from testbed.runtimes.docker.containers import CpuLimits
-from testbed.runtimes.docker.specifications import UNLIMITED, planned_limits, starting_limits
+from testbed.runtimes.docker.specifications import UNLIMITED, CpuLimits, planned_limits, starting_limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Requests to a Docker engine: create containers and networks by their specifications
-(`testbed.runtimes.docker.containers`), change limits, read logs and files, isolate devices, and remove
-everything of a run."""
+(`testbed.runtimes.docker.specifications`), change limits, read logs and files, isolate devices, and
+remove everything of a run."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from docker.errors import APIError, DockerException, NotFound
 from agents.node import isolation
 from agents.node.isolation import Endpoint
 from testbed.errors import HostError, from_os_error
-from testbed.host import cgroups, docker_engine, kernel, numerics
+from testbed.host import docker_engine, kernel, numerics
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
-from testbed.runtimes.docker.containers import (
+from testbed.runtimes.docker.specifications import (
     COMPONENT_LABEL,
     RUN_LABEL,
     BridgeNetwork,
@@ -173,10 +173,10 @@ def set_group_weights(
 ) -> str | None:
     """1 is the weight of a single process. Return why weights cannot be set; None if they are. Raises
     HostError if the kernel has other weights afterwards."""
-    found = cgroups.weights(run, weights)
+    found = kernel.cgroup_weights(run, weights)
     if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
-    if cgroups.writable([file for file, _ in found]):
+    if kernel.is_cgroup_writable([file for file, _ in found]):
         for file, text in found:
             file.write_text(text, encoding="ascii")
     else:
@@ -192,20 +192,20 @@ def set_group_weights(
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
     """Remove the control groups that the engine leaves behind. Slices of systemd are stopped first: it
     would create them again, for example at its next reload."""
-    seen = [folder.name for folder in cgroups.folders(run)]
+    seen = [folder.name for folder in kernel.cgroup_folders(run)]
     # In a container, the controller may not see any.
-    slices = sorted({name for name in seen or cgroups.names(run) if name.endswith(cgroups.SLICE)})
+    slices = sorted({name for name in seen or kernel.cgroup_names(run) if name.endswith(kernel.SLICE)})
     if slices:
         _stop_units(engine, image, run, slices)
-    found = cgroups.folders(run)
+    found = kernel.cgroup_folders(run)
     if not seen and image is not None:
         commands = [
             f"rmdir {root}/{quote(name)}"
-            for name in cgroups.names(run)
+            for name in kernel.cgroup_names(run)
             for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/*")
         ]
         _on_cgroups(engine, image, run, commands)
-    elif cgroups.writable([folder.parent for folder in found]):
+    elif kernel.is_cgroup_writable([folder.parent for folder in found]):
         for folder in found:
             with suppress(OSError):  # it is not empty yet, or removed already
                 folder.rmdir()

@@ -18,7 +18,7 @@ from agents.node import mps
 from agents.wire.messages import AddressedOrder, EnergyStart
 from testbed import broker as brokers
 from testbed.broker import BROKER
-from testbed.broker.identity import new_identity
+from testbed.broker.access import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.host.docker_engine import is_available
@@ -30,11 +30,12 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
 from testbed.runtimes.docker.container_actions import ContainerDevices
-from testbed.runtimes.docker.containers import DIRECTORY_LABEL, RUN_LABEL, Container
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.meter import DockerMeter
-from testbed.runtimes.docker.running_containers import ContainerRef, RunningContainers
+from testbed.runtimes.docker.meter import ContainerRef, DockerMeter, RunningContainers
 from testbed.runtimes.docker.specifications import (
+    DIRECTORY_LABEL,
+    RUN_LABEL,
+    Container,
     group_weights,
     launch,
     object_name,

@@ -1,60 +1,153 @@
-"""Specifications of what the `docker` runtime launches: networks, and containers of broker, aggregator
-and each device.
-
-    data network     (internal)  broker, aggregator, devices: models and updates, over the devices' links
-    control network  (no NAT)    broker, and the controller through 127.0.0.1
-
-If devices have links, a router between them and the broker has the broker's alias on the data network.
-Broker and aggregator are then behind the router, on a third network:
-
-    server network   (internal)  broker, aggregator, router
-
-The router is on the control network too.
-
-If devices share a GPU with limits, NVIDIA's MPS runs in a container without a network. Only the devices
-that share a GPU can access the folder with the pipes of MPS. These devices also share the MPS
-container's namespace for inter-process communication (IPC).
-
-A device's only network is its link. The device's init reaches the broker through a Unix socket, which
-the client may not use. The init runs as root, in the group that owns the run's files, and in its own
-namespaces. Its only capabilities are those to shape the link and to drop privileges. The client in the
-same container is an ordinary user.
-
-All containers and networks are labelled with the run.
-"""
+"""Specifications of what the `docker` runtime launches, as data: networks, and containers of broker,
+aggregator and each device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.node import mps
 from testbed.broker import BROKER, MOSQUITTO_CONF, mosquitto_command
-from testbed.host import cgroups, kernel
-from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
-from testbed.host.cpusets import cpu_numbers
+from testbed.host import kernel
+from testbed.host.cpus import cpu_numbers
 from testbed.host.gpus import MPS
-from testbed.plan import Plan, PlannedDevice, agent_configs, memory
+from testbed.host.kernel import DEVICES, INFRASTRUCTURE
+from testbed.plan import Plan, PlannedDevice, agent_configs, costs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
-from testbed.plan.gpu_placement import PlannedGpu
+from testbed.plan.placement import PlannedGpu
 from testbed.plan.planned_devices import DEVICES_WEIGHT
-from testbed.runtimes.docker.containers import (
-    COMPONENT_LABEL,
-    DIRECTORY_LABEL,
-    RUN_LABEL,
-    Attachment,
-    BridgeNetwork,
-    Container,
-    ContainerLaunch,
-    CpuLimits,
-    Mount,
-)
 
-if TYPE_CHECKING:  # importing it also imports the Docker SDK
+if TYPE_CHECKING:
     from testbed.images import Images
+
+RUN_LABEL = "testbed.run"
+COMPONENT_LABEL = "testbed.part"
+"""Label with the component of a container."""
+DIRECTORY_LABEL = "testbed.directory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeNetwork:
+    name: str
+    labels: Mapping[str, str]
+    internal: bool = True
+    """Isolated from all other networks."""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    network: str
+    aliases: tuple[str, ...]
+    """Host names of the container there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """File or folder of the host in a container."""
+
+    source: str
+    target: str
+    """Path in the container."""
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuLimits:
+    """None leaves a limit unchanged."""
+
+    quota: int | None = None
+    """µs per period; −1 if unlimited."""
+    period: int | None = None
+    """µs."""
+    weight: int | None = None
+    """Relative to other containers that compete for a core."""
+    cpus: str | None = None
+    """CPU numbers, such as `1-3`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """By default, the container has the least privileges. Each further privilege is a field."""
+
+    component: str
+    """`broker`, `aggregator`, `router`, `mps` or a device; also the container's host name."""
+    name: str
+    image: str
+    command: tuple[str, ...] = ()
+    """Empty for the image's command."""
+    user: int
+    group: int
+    labels: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    networks: tuple[Attachment, ...] = ()
+    published: tuple[int, ...] = ()
+    """TCP ports published on 127.0.0.1."""
+    public: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    """Further ports: of the container -> address and port of the host."""
+    mounts: tuple[Mount, ...] = ()
+    cpu: CpuLimits = CpuLimits()
+    """Limits at the start."""
+    cgroup_parent: str
+    """Parent of the control group, shared with other containers of the run."""
+    memory: int | None = None
+    """Bytes, swap included; None if unlimited."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the host's GPUs."""
+    ipc: str | None = None
+    """`shareable` if other containers may join in, `container:NAME` to join in with NAME, None for the
+    engine's default."""
+    pids: int = 128
+    """Maximum number of processes and threads."""
+    cap_drop: tuple[str, ...] = ("ALL",)
+    cap_add: tuple[str, ...] = ()
+    security: tuple[str, ...] = ("no-new-privileges:true",)
+    read_only: bool = True
+    tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "size=16m,noexec,nosuid"})  # noqa: S108
+    sysctls: Mapping[str, str]
+    dns: tuple[str, ...] = ("127.0.0.1",)
+    """For names that the engine does not know. The default has no name server, so they do not resolve:
+    the host's would carry data out of an isolated network, in the names that a container looks up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerLaunch:
+    networks: tuple[BridgeNetwork, ...]
+    broker: Container
+    aggregator: Container
+    devices: tuple[Container, ...]
+    router: Container | None
+    """None if no device has a link."""
+    mps: Container | None = None
+    """NVIDIA's MPS, which starts before the devices; None if no device shares a GPU."""
+
+
+# Specifications of what the `docker` runtime launches: networks, and containers of broker, aggregator
+# and each device.
+#
+#     data network     (internal)  broker, aggregator, devices: models and updates, over the devices'
+#     links control network  (no NAT)    broker, and the controller through 127.0.0.1
+#
+# If devices have links, a router between them and the broker has the broker's alias on the data network.
+# Broker and aggregator are then behind the router, on a third network:
+#
+#     server network   (internal)  broker, aggregator, router
+#
+# The router is on the control network too.
+#
+# If devices share a GPU with limits, NVIDIA's MPS runs in a container without a network. Only the
+# devices that share a GPU can access the folder with the pipes of MPS. These devices also share the MPS
+# container's namespace for inter-process communication (IPC).
+#
+# A device's only network is its link. The device's init reaches the broker through a Unix socket, which
+# the client may not use. The init runs as root, in the group that owns the run's files, and in its own
+# namespaces. Its only capabilities are those to shape the link and to drop privileges. The client in the
+# same container is an ordinary user.
+#
+# All containers and networks are labelled with the run.
 
 BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
 """Folders in the broker's container: for its files, and for its Unix socket."""
@@ -246,7 +339,7 @@ class _SpecificationBuilder:
             command=("python3", "-m", "agents.node.mps", agent_configs.MPS_FOLDER),
             mounts=(self._mps_folder,),
             cpu=self._infrastructure,
-            memory=memory.mps_limit(len(spec.plan.devices)),
+            memory=costs.mps_limit(len(spec.plan.devices)),
             gpus=spec.plan.shared_gpus,
             ipc="shareable",
         )
@@ -264,7 +357,7 @@ class _SpecificationBuilder:
             ),
             mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
             cpu=self._infrastructure,
-            memory=memory.router_limit(len(self.spec.plan.devices)),
+            memory=costs.router_limit(len(self.spec.plan.devices)),
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
         )
@@ -303,7 +396,7 @@ class _SpecificationBuilder:
         return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
 
     def _cgroup(self, group: str) -> str:
-        return cgroups.parent(self.spec.directory.run, group, self.cgroup_driver)
+        return kernel.cgroup_parent(self.spec.directory.run, group, self.cgroup_driver)
 
     def _object_name(self, what: str) -> str:
         return object_name(self.spec.directory.run, what)

@@ -1,11 +1,4 @@
-"""CPU limit for ordinary processes: a control loop suspends and resumes each one, so that it gets only
-its share of CPU time.
-
-The loop measures the CPU time that each process has really used. Its budget grows by share × elapsed
-time, and shrinks by the CPU time used. While the budget is not positive, the process is suspended. A
-negative budget is carried over, so that no process gets more than its share in the long run. Unused
-budget is lost, as with the kernel's CFS quota, except for a small part that compensates for late ticks.
-"""
+"""The processes of a run, and their CPU limit: a control loop suspends and resumes each process."""
 
 from __future__ import annotations
 
@@ -21,6 +14,24 @@ from dataclasses import dataclass, field
 import psutil
 
 from testbed.errors import HostError
+from testbed.host.forkserver import ForkedProgram
+
+
+class Children(dict[str, psutil.Popen | ForkedProgram]):
+    """By component: only the latest process of one that was restarted."""
+
+    def is_alive(self, component: str) -> bool:
+        return component in self and self[component].poll() is None
+
+
+# CPU limit for ordinary processes: a control loop suspends and resumes each one, so that it gets only
+# its share of CPU time.
+#
+# The loop measures the CPU time that each process has really used. Its budget grows by share × elapsed
+# time, and shrinks by the CPU time used. While the budget is not positive, the process is suspended. A
+# negative budget is carried over, so that no process gets more than its share in the long run. Unused
+# budget is lost, as with the kernel's CFS quota, except for a small part that compensates for late
+# ticks.
 
 TICK = 0.005
 """Seconds between two decisions, and minimum for which a resumed process runs."""

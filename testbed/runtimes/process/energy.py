@@ -14,8 +14,7 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds
 from agents.wire.messages import EnergySample, EnergyStart, PowerSwitch
 from testbed.plan import PlannedDevice
 from testbed.relay.traffic import Traffic
-from testbed.runtimes.process.children import Children
-from testbed.runtimes.process.duty_cycle import cpu_clock
+from testbed.runtimes.process.duty_cycle import Children, cpu_clock
 
 _BEFORE_START: Nanoseconds = SECOND // 10
 """Nanoseconds between two readings of a device before the run clock is known to run."""

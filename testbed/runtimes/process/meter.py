@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence, Set
 
 import psutil
 
-from agents.device.resource_usage import is_stopped, schedstat
+from agents.device.control_group import is_stopped, schedstat
 from agents.wire.messages import (
     EnergySample,
     LinkProbe,
@@ -20,8 +20,7 @@ from agents.wire.messages import (
 )
 from testbed.relay.traffic import Traffic
 from testbed.runtimes import SERVERS, Meter
-from testbed.runtimes.process.children import Children
-from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
+from testbed.runtimes.process.duty_cycle import Children, DutyCycle, cpu_clock
 from testbed.runtimes.process.energy import FleetEnergyMeter
 
 

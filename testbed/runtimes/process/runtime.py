@@ -43,18 +43,17 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder, EnergyStart
 from testbed import broker
 from testbed.broker import BROKER, Account, Listeners, TlsIdentity
-from testbed.broker.identity import new_identity
-from testbed.broker.programs import INSTALL_MOSQUITTO, find_mosquitto, lack_of_broker
+from testbed.broker.access import new_identity
+from testbed.broker.configuration import INSTALL_MOSQUITTO, find_mosquitto, lack_of_broker
 from testbed.errors import BadInputError, HostError, from_os_error
-from testbed.host import descriptors, die_with_parent, forkserver, run_module
+from testbed.host import die_with_parent, forkserver, run_module, subprocesses
 from testbed.host.forkserver import ForkServer
 from testbed.plan import agent_configs, to_host_time
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec, real_places
 from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
-from testbed.runtimes.process.children import Children
-from testbed.runtimes.process.duty_cycle import DutyCycle
+from testbed.runtimes.process.duty_cycle import Children, DutyCycle
 from testbed.runtimes.process.energy import FleetEnergyMeter
 from testbed.runtimes.process.log_writer import LogWriter
 from testbed.runtimes.process.meter import ProcessMeter
@@ -179,7 +178,7 @@ class ProcessRuntime:
         file descriptors.
         """
         count = len(self._devices)
-        descriptors.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
+        subprocesses.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
         topology = self._spec.topology
         accounts = broker.accounts(
             self._directory.run, topology.device_names, secure=topology.secure is not None

@@ -1,22 +1,87 @@
-"""Requirements of the agents on a real device: the archive of their code, and a Python environment."""
+"""Requirements of the agents on a real device: the archive of their code, and a Python environment or an
+image."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import os
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testbed import bundle
 from testbed.errors import HostError
+from testbed.host import cache, docker_engine
 from testbed.images.wheels import significant_lines
-from testbed.installing import torch_index
-from testbed.runtimes.ssh import container_image
+from testbed.installing import installer
 from testbed.runtimes.ssh.connection import Connections, SshTarget, shown
+
+if TYPE_CHECKING:
+    from testbed.topology import Topology
+
+
+def image_tag(topology: Topology) -> str:
+    """Return the tag of the image, without asking an engine."""
+    from testbed.images import tags
+    from testbed.images.device_images import additions
+
+    agent, own = tags.current_tags(tags.FOLDER, tags.AGENTS)["agent"], additions(topology)
+    if own is None or not own.requirements:
+        return agent
+    return tags.added_tags(own, agent)["requirements"]
+
+
+def image_problem(image: str, engine: str, machine: str) -> str | None:
+    """Why this host cannot send `image` to a device whose `engine` lacks it; None if it can. `machine`:
+    of the device, as `uname -m` prints it."""
+    mend = (
+        "run `testbed images build` of this version of the testbed there, or remove container from the "
+        "topology, so that a virtual environment is made"
+    )
+    if machine != os.uname().machine:
+        return (
+            f"its {engine} lacks {image}, which this host can only build for {os.uname().machine}, not "
+            f"for {machine}: {mend}"
+        )
+    with docker_engine.connect_if_present() as here:
+        if here is not None:
+            return None
+    return (
+        f"its {engine} lacks {image}, and no Docker engine answers on this host to build it: start one, "
+        f"or {mend}"
+    )
+
+
+@contextmanager
+def image_archive(topology: Topology, progress: Callable[[str], None]) -> Iterator[Path]:
+    """Compressed archive of the image, built if missing, in a context that removes the file. Raises
+    HostError."""
+    from testbed import images
+    from testbed.images.device_images import additions
+
+    image = image_tag(topology)
+    with (
+        closing(docker_engine.connect()) as engine,
+        tempfile.NamedTemporaryFile(dir=cache.folder()) as file,
+    ):
+        images.ensure(engine, progress, additions(topology))
+        progress(f"Packing {image} for real devices")
+        try:
+            with gzip.open(file, "wb", compresslevel=1) as packed:
+                for chunk in engine.images.get(image).save(named=True):
+                    packed.write(chunk)
+        except docker_engine.ERRORS as error:
+            raise HostError(f"The Docker engine cannot save {image}: {error}") from error
+        file.flush()
+        yield Path(file.name)
+
 
 MODULES = ("cryptography", "msgspec", "numpy", "paho", "safetensors", "torch", "xxhash")
 AGENTS_PYTHON = (3, 10)
@@ -43,7 +108,7 @@ def attempts(lines: Sequence[str]) -> list[list[str]]:
     """Arguments of `pip install`, to try one after the other. The first two get PyTorch's CPU build,
     which the device's own index may have; the last takes whatever that index has."""
     cpu = [f"{line}+cpu" if line.startswith("torch==") else line for line in lines]
-    return [cpu, ["--extra-index-url", torch_index.CPU_INDEX, *cpu], list(lines)]
+    return [cpu, ["--extra-index-url", installer.CPU_INDEX, *cpu], list(lines)]
 
 
 def archive(code: Path | None) -> bytes:
@@ -127,7 +192,7 @@ def _container_problem(found: Mapping[str, Any], container: ClientContainer) -> 
     problem = _machine_problem(found) or _disk_problem(found, _RUN_BYTES)
     if problem is None and found.get("has_image") is not True:
         machine = shown(str(found.get("machine")))
-        return container_image.problem(container.image, container.engine, machine)
+        return image_problem(container.image, container.engine, machine)
     return problem
 
 

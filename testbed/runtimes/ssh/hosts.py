@@ -29,14 +29,14 @@ from agents.device_actions import (
 from agents.disturbances import STANDSTILL_SECONDS
 from agents.remote import program
 from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance, LinkFigures, LinkProbe
-from testbed.broker.public_port import listening
+from testbed.broker.access import listening
 from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
 from testbed.fidelity.real_devices import RealDeviceFigures
 from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
-from testbed.runtimes.ssh import container_image, environment, removal
+from testbed.runtimes.ssh import environment, removal
 from testbed.runtimes.ssh.connection import (
     Channel,
     Connections,
@@ -82,7 +82,7 @@ def container_of(device: PlannedDevice, topology: Topology) -> ClientContainer |
     """None if the client is a process."""
     if device.container is None:
         return None
-    return ClientContainer(device.container, container_image.tag(topology))
+    return ClientContainer(device.container, environment.image_tag(topology))
 
 
 def shape_request(device: PlannedDevice, plan: Plan) -> dict[str, Any] | None:
@@ -158,7 +158,7 @@ class RealHosts:
         )
         self._in_parallel(lambda device: device.install(packed, lines))
         if any(device.lacks_image for device in self._devices.values()):
-            with container_image.archive(spec.topology, self._view.progress) as image:
+            with environment.image_archive(spec.topology, self._view.progress) as image:
                 self._view.progress("Sending the image to real devices, once")
                 self._in_parallel(lambda device: device.load(image))
 

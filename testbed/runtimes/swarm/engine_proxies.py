@@ -27,20 +27,20 @@ from typing import Any
 import docker
 
 from agents.timing import clock_sync
-from testbed.broker.identity import new_identity
+from testbed.broker.access import new_identity
 from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.host.nodes import Node
-from testbed.plan import memory
+from testbed.plan import costs
 from testbed.runtimes.docker import container_files, executor
-from testbed.runtimes.docker.containers import (
+from testbed.runtimes.docker.specifications import (
     COMPONENT_LABEL,
     Attachment,
     BridgeNetwork,
     Container,
     Mount,
+    object_name,
 )
-from testbed.runtimes.docker.specifications import object_name
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume
 
@@ -286,7 +286,7 @@ def node_container(
         labels=labels,
         networks=networks,
         mounts=mounts,
-        memory=memory.NODE_AGENT,
+        memory=costs.NODE_AGENT,
         cgroup_parent="",
         sysctls={},
     )

@@ -1,32 +1,134 @@
-"""Services of a run on each node, beside devices: a node agent, and a router between devices and
-broker."""
+"""Parts of a run on the nodes of a Swarm beside its devices: services, their state, and the meter of
+resources."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import docker
+
 from agents.config import dump
-from agents.mqtt.topics import ROUTER
-from testbed.broker import SOCKET, Account, router_user
+from agents.device.control_group import ControlGroup
+from agents.mqtt.topics import AGGREGATOR, ROUTER
+from testbed.broker import BROKER, SOCKET, Account, router_user
 from testbed.errors import HostError
 from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
-from testbed.plan import agent_configs
-from testbed.plan.agent_configs import TLS_PORT
+from testbed.host import docker_engine
+from testbed.plan import agent_configs, cpuset
+from testbed.plan.agent_configs import TLS_PORT, RunSpec
 from testbed.plan.placement import PlannedNode
-from testbed.runtimes import HostReading
+from testbed.plan.planned_devices import SHARES_OF_A_PROCESS, weight_alone
+from testbed.runtimes import HostReading, Meter
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, Attachment
-from testbed.runtimes.docker.running_containers import ContainerRef
+from testbed.runtimes.docker.meter import ContainerRef, RunningContainers
+from testbed.runtimes.docker.specifications import (
+    COMPONENT_LABEL,
+    INFRASTRUCTURE_WEIGHT,
+    Attachment,
+    Container,
+    ContainerLaunch,
+    CpuLimits,
+)
+from testbed.runtimes.docker.specifications import object_name as object_name_of
 from testbed.runtimes.swarm import services
-from testbed.runtimes.swarm.context import SwarmContext
-from testbed.runtimes.swarm.engine_proxies import IDENTITY, NAME, node_container
-from testbed.runtimes.swarm.services import ServiceOptions
+from testbed.runtimes.swarm.engine_proxies import IDENTITY, NAME, EngineProxies, node_container
+from testbed.runtimes.swarm.services import ServiceOptions, Volume, short_name
+
+INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * SHARES_OF_A_PROCESS)
+"""CPU weight of each container of the infrastructure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmContext:
+    manager: docker.DockerClient
+    """This node's engine, which manages the Swarm."""
+    names: Mapping[str, str]
+    """Names of the nodes, by node id."""
+    spec: RunSpec
+    launch: ContainerLaunch
+    base: str
+    """Image of the node agents."""
+    labels: Mapping[str, str]
+    proxies: EngineProxies
+    ids: dict[str, str] = field(default_factory=dict)
+    """Images that all nodes have, by tag. The engine asks no registry for an image that is named by its
+    id."""
+
+    def create(self, container: Container, options: ServiceOptions) -> str:
+        image = self.ids.get(container.image, container.image)
+        return services.create(self.manager, replace(container, image=image), options)
+
+    def object_name(self, what: str) -> str:
+        return object_name_of(self.spec.directory.run, what)
+
+    def volume(self, what: str, target: str, *, read_only: bool = False) -> Volume:
+        """To mount at `target`. Each node that uses the volume has one of its own."""
+        return Volume(short_name(self.object_name(what)), target, read_only)
+
+    def devices_on(self, node: str) -> list[str]:
+        plan = self.spec.plan
+        return [one.name for one in plan.emulated_devices if plan.placement[one.name] == node]
+
+    def container_of(self, task: Mapping[str, Any]) -> ContainerRef:
+        """The container of a task, with the engine that runs it."""
+        engine = self.proxies.engines[task["NodeID"]]
+        return ContainerRef(engine, task["Status"]["ContainerStatus"]["ContainerID"])
+
+    def await_tasks(
+        self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return the running tasks, by service id.
+
+        `expected`: number of tasks, by service id. `components`: of the services, for messages. Tasks
+        with ids in `earlier` do not count. Raises HostError if a task fails or starts too late.
+        """
+        return services.await_tasks(
+            self.manager,
+            expected,
+            lambda service: components[service],
+            self.names,
+            earlier,
+        )
+
+    @contextmanager
+    def requests_to(self, node: str) -> Iterator[None]:
+        """Raises HostError if the engine does not answer."""
+        try:
+            yield
+        except docker_engine.ERRORS as error:
+            self.proxies.unreachable.add(node)
+            name = self.names.get(node, node)
+            raise HostError(f"the node {name} no longer answers: {error}") from error
+
+    def addresses(self, node: str) -> dict[str, str]:
+        """IPv4 addresses on the node's bridge, by container id."""
+        found = executor.addresses(self.proxies.engines[node], short_name(self.object_name("data")))
+        return {container: address for container, (_, address) in found.items()}
+
+    def pin_infrastructure(self, node: str) -> None:
+        """Restrict all containers of the run that are on `node` now, except devices, broker and
+        aggregator, to the CPUs that the plan reserves for infrastructure."""
+        planned = next(one for one in self.spec.plan.nodes if one.id == node)
+        limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
+        engine, run = self.proxies.engines[node], self.spec.directory.run
+        others = {*(device.name for device in self.spec.plan.devices), BROKER, AGGREGATOR}
+        for container in executor.containers(engine, run):
+            if container["Labels"][COMPONENT_LABEL] not in others:
+                executor.limit(engine, container["Id"], limits)
+
+
+def without_group(limits: CpuLimits) -> CpuLimits:
+    """Convert `limits` for a device that is not in a control group of the run. The weight of that device
+    competes directly with the weights of all processes of the host."""
+    return limits if limits.weight is None else replace(limits, weight=weight_alone(limits.weight))
+
 
 NODE_AGENT, MANAGER_AGENT = "node.agent", "node.manager-agent"
 """Node agents: on other nodes, and on this one, the manager."""
@@ -250,3 +352,49 @@ class Routers:
             executor.put_files(
                 self.containers[component].engine, self.containers[component].id, FILES, files
             )
+
+
+class SwarmMeter(Meter):
+    """Devices send CPU, memory and traffic themselves."""
+
+    def __init__(
+        self, context: SwarmContext, containers: RunningContainers, node_agents: NodeAgents
+    ) -> None:
+        self._containers = containers
+        self._node_agents = node_agents
+        self._manager = context.manager
+        self._devices = {device.name for device in context.spec.plan.devices}
+        self._here = context.devices_on(context.proxies.here)
+        self._used: dict[str, float] = {}
+        """CPU seconds of each device on this node, when last read."""
+        self.more_pids: list[int] = []
+        """Processes of this host that serve the devices beside the containers."""
+
+    def externally_stopped(self) -> set[str]:
+        """Containers that were paused in the last list, and servers on this host that a signal has
+        stopped."""
+        return self._containers.stopped(self._servers_here())
+
+    def groups(self) -> Collection[str]:
+        return [one.id for one in self._containers.values()]
+
+    def server_pids(self) -> list[int]:
+        return [*self._containers.pids(self._servers_here()), *self.more_pids]
+
+    def _servers_here(self) -> list[str]:
+        return [
+            name
+            for name, one in self._containers.items()
+            if name not in self._devices and one.engine is self._manager
+        ]
+
+    def device_cpu_seconds(self) -> float | None:
+        """Total on this node. Devices that have ended count with their last reading."""
+        for name in self._here:
+            used = ControlGroup.of_process(self._containers.pid(name)).cpu_seconds()
+            if used is not None:
+                self._used[name] = used
+        return math.fsum(self._used.values()) if self._used or not self._here else None
+
+    def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
+        return self._node_agents.readings(at, used)

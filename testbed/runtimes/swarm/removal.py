@@ -21,9 +21,8 @@ from testbed.host.nodes import Node
 from testbed.plan import agent_configs
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.specifications import object_name
+from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL, object_name
 from testbed.runtimes.swarm import services
 from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, EngineProxies, is_proxy
 

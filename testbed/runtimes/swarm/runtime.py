@@ -41,8 +41,7 @@ from agents.wire.messages import AddressedOrder, EnergyStart
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET, TLS_SOCKET
-from testbed.broker.identity import new_identity
-from testbed.broker.public_port import PublicPort
+from testbed.broker.access import PublicPort, new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, kernel, numerics, swarm_nodes
 from testbed.host.nodes import Node
@@ -53,25 +52,27 @@ from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes import LiveRun
 from testbed.runtimes.docker import container_files, executor
 from testbed.runtimes.docker.container_actions import ContainerDevices
-from testbed.runtimes.docker.containers import (
+from testbed.runtimes.docker.executor import as_host_error
+from testbed.runtimes.docker.meter import RunningContainers
+from testbed.runtimes.docker.specifications import (
     COMPONENT_LABEL,
     DIRECTORY_LABEL,
     RUN_LABEL,
     Container,
     CpuLimits,
+    launch,
 )
-from testbed.runtimes.docker.executor import as_host_error
-from testbed.runtimes.docker.running_containers import RunningContainers
-from testbed.runtimes.docker.specifications import launch
-from testbed.runtimes.swarm import engine_proxies, node_images, removal, services
-from testbed.runtimes.swarm.context import (
+from testbed.runtimes.swarm import engine_proxies, node_preparation, removal, services
+from testbed.runtimes.swarm.engine_proxies import EngineProxies
+from testbed.runtimes.swarm.node_services import (
+    FILES,
     INFRASTRUCTURE_PER_CORE,
+    NodeAgents,
+    Routers,
     SwarmContext,
+    SwarmMeter,
     without_group,
 )
-from testbed.runtimes.swarm.engine_proxies import EngineProxies
-from testbed.runtimes.swarm.meter import SwarmMeter
-from testbed.runtimes.swarm.node_services import FILES, NodeAgents, Routers
 from testbed.runtimes.swarm.services import ServiceOptions, short_name
 from testbed.view import View
 
@@ -117,7 +118,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
             )
         built = container_files.ensure_images(client, spec, view.progress)
         registry = spec.topology.runtime.registry
-        built = node_images.push(client, built, registry, view.progress)
+        built = node_preparation.push_images(client, built, registry, view.progress)
         spec.directory.write_manifest(images=asdict(built))
         runtime = SwarmRuntime(client, nodes, built, spec, view)
         spec.directory.write_manifest(
@@ -304,11 +305,13 @@ class SwarmRuntime:
     def _copy_images(self, nodes: Sequence[str]) -> None:
         """Agents and device groups, to nodes that lack them."""
         for image in dict.fromkeys((self._images.agent, *self._images.groups.values())):
-            node_images.copy(self._manager, self._proxies, nodes, image, self._view.progress)
-            self._context.ids.update(node_images.common_ids(self._manager, self._proxies, nodes, image))
+            node_preparation.copy_images(self._manager, self._proxies, nodes, image, self._view.progress)
+            self._context.ids.update(
+                node_preparation.common_ids(self._manager, self._proxies, nodes, image)
+            )
         here = (self._proxies.here,)
         broker = self._images.broker
-        self._context.ids.update(node_images.common_ids(self._manager, self._proxies, here, broker))
+        self._context.ids.update(node_preparation.common_ids(self._manager, self._proxies, here, broker))
 
     def _make_networks(self) -> None:
         for network in self._launch.networks:

@@ -1,5 +1,5 @@
 """Services, networks, secrets and configurations of a run on a Swarm, created from the specifications of
-containers (`testbed.runtimes.docker.containers`).
+containers (`testbed.runtimes.docker.specifications`).
 
 A Swarm cannot set some limits of a service, such as swap and CPU quotas with a given period. The engine
 of the node sets these limits after the container has started.
@@ -22,7 +22,7 @@ from docker.errors import APIError, NotFound
 from testbed.errors import HostError
 from testbed.host import docker_engine
 from testbed.rundir.directory import last_lines
-from testbed.runtimes.docker.containers import RUN_LABEL, BridgeNetwork, Container
+from testbed.runtimes.docker.specifications import RUN_LABEL, BridgeNetwork, Container
 from testbed.runtimes.process.log_writer import LOG_BYTES
 
 _MOST_CHARACTERS = 63

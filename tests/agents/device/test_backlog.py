@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.device.backlog import Backlog
+from agents.device.link_measurement import Backlog
 from agents.wire.messages import QueueUse
 
 RATE = 8_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from agents.device.energy_meter import STEP, CounterReading, EnergyMeter
 from agents.device_actions import Charge, SetBattery, Unplug
-from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
+from agents.energy import BatteryConfig, ChargerConfig, EnergyConfig
 from agents.timing.nanoseconds import SECOND, Nanoseconds
 from agents.wire.messages import EnergyFigures, EnergyStart
 

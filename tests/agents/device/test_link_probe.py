@@ -11,7 +11,7 @@ from tests.namespaces import inside, joined
 
 SLOW = """
 import json, time
-from agents.device import link_probe
+from agents.device import link_measurement as link_probe
 
 send = link_probe._send_echo
 

@@ -17,8 +17,8 @@ import pytest
 
 from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link, turns
-from agents.device.container import DeviceContainer
 from agents.device.energy_meter import EnergyMeter
+from agents.device.machine import DeviceContainer
 from agents.device.main import Init
 from agents.device.netlink import TcpConnection
 from agents.device_actions import (
@@ -34,7 +34,7 @@ from agents.device_actions import (
     SetLink,
     Switching,
 )
-from agents.energy.settings import BatteryConfig, EnergyConfig
+from agents.energy import BatteryConfig, EnergyConfig
 from agents.mqtt.transport import ReceivedMessage
 from agents.wire import messages
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from agents.device.nfqueue import Notice, PacketQueues, QueueError, parse
+from agents.device.delayline import Notice, PacketQueues, QueueError, parse
 from tests.conftest import unavailable
 
 PACKET, ERROR = 0x0300, 2
@@ -66,7 +66,7 @@ def test_a_queue_number_has_16_bits() -> None:
 
 SETUP = """
     import os, select, socket, subprocess
-    from agents.device.nfqueue import PacketQueues, QueueError, QueueState
+    from agents.device.delayline import PacketQueues, QueueError, QueueState
 
     subprocess.run("ip link set lo up".split(), check=True)
     rule = "iptables -t raw -A PREROUTING -i lo -p udp -j NFQUEUE --queue-num 7"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.checks import DeclarationError
-from agents.client import memory_file
+from agents.client import files
 from agents.client.core import ClientCore, ClientIdentity, Outcome, Remember, SendUpdate, Train, Trained
 from agents.config import LocalTraining, Schedule
 from agents.models.vectors import Vector
@@ -116,8 +116,8 @@ def test_memory_survives_a_restart_of_the_client(acknowledged: int, then: float,
     client = core()
     train(client, model(1))
     _, memory, _ = train(client, model(2, acknowledged=1))
-    memory_file.save(memory, tmp_path / "memory")
-    client = core(memory_file.load(tmp_path / "memory"))
+    files.save_memory(memory, tmp_path / "memory")
+    client = core(files.load_memory(tmp_path / "memory"))
     _, _, update = train(client, model(3, acknowledged=acknowledged))
     assert counted(update) == then
     assert update.sequence == 3

@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from agents.pipeline.secure import masks, quantisation
-from agents.pipeline.secure.coding import MaskCode, code_problem, lagrange_matrix, split_problem
-from agents.pipeline.secure.field import FIELD, Field, Words
-from agents.pipeline.secure.quantisation import Grid
+from agents.pipeline.secure import arithmetic, party
+from agents.pipeline.secure.arithmetic import (
+    FIELD,
+    Field,
+    Grid,
+    MaskCode,
+    Words,
+    code_problem,
+    lagrange_matrix,
+    split_problem,
+)
 
 _TOP = FIELD.p - 1
 
@@ -67,7 +74,7 @@ def test_any_u_shares_recover_the_sum_of_masks(data: st.DataObject) -> None:
     )
     seed = data.draw(st.binary(min_size=16, max_size=16))
     weights = data.draw(st.lists(st.integers(1, 64), min_size=1, max_size=4))
-    drawn = masks.expand_seed(seed, len(weights) * code.size).reshape(-1, code.size)
+    drawn = party.expand_seed(seed, len(weights) * code.size).reshape(-1, code.size)
     shares = [code.shares(mask, _noise(code, seed), range(parties)) for mask in drawn]
     summed = FIELD.product(np.array([weights]), np.stack(shares).reshape(len(weights), -1))
     answering = data.draw(st.permutations(range(parties)))[:needed]
@@ -76,7 +83,7 @@ def test_any_u_shares_recover_the_sum_of_masks(data: st.DataObject) -> None:
 
 
 def _noise(code: MaskCode, seed: bytes) -> Words:
-    return masks.expand_seed(seed, code.colluding * code.length)
+    return party.expand_seed(seed, code.colluding * code.length)
 
 
 @pytest.mark.parametrize(("needed", "colluding", "size"), [(2, 1, 1), (3, 2, 1), (3, 1, 2)])
@@ -111,7 +118,7 @@ def test_masks_and_masked_updates_look_uniform() -> None:
     """A masked constant update shows no bit: mask and masked update pass χ² over 256 classes and a test
     of their distribution; the unmasked sum does not."""
     words, _ = Grid(1.0, 16).round(np.full(100_000, 0.25), np.random.default_rng(0))
-    mask = masks.expand_seed(bytes(range(16)), words.size)
+    mask = party.expand_seed(bytes(range(16)), words.size)
     for found, uniform in ((mask, True), (FIELD.sum(words, mask), True), (words, False)):
         classes = np.bincount(found.astype(np.uint64) * 256 // FIELD.p, minlength=256)
         low = np.bincount(found & 0xFF, minlength=256)
@@ -124,12 +131,12 @@ def test_mask_expansion_skips_values_above_the_field() -> None:
     """In the field of 7 elements one word of 8 equals p: it is skipped, and each element is equally
     likely."""
     field = Field(3)
-    words = masks.expand_seed(b"k" * 16, 70_000, field)
+    words = party.expand_seed(b"k" * 16, 70_000, field)
     assert stats.chisquare(np.bincount(words, minlength=8)[:7]).pvalue > 1e-4
     assert words.max() == 6
-    assert np.array_equal(masks.expand_seed(b"k" * 16, 70_000, field), words)
-    assert not np.array_equal(masks.expand_seed(b"l" * 16, 70_000, field), words)
-    assert masks.new_seed() != masks.new_seed()
+    assert np.array_equal(party.expand_seed(b"k" * 16, 70_000, field), words)
+    assert not np.array_equal(party.expand_seed(b"l" * 16, 70_000, field), words)
+    assert party.new_seed() != party.new_seed()
 
 
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=50), st.integers(2, 30), st.integers(0, 99))
@@ -151,8 +158,8 @@ def test_rounding_is_unbiased() -> None:
 def test_largest_allowed_sum_fits_the_field() -> None:
     updates, weight = 2, 64
     bits = (FIELD.p // (updates * weight)).bit_length() - 1
-    assert quantisation.overflow(updates, weight, bits) is None
-    problem = quantisation.overflow(updates, weight, bits + 1)
+    assert arithmetic.overflow(updates, weight, bits) is None
+    problem = arithmetic.overflow(updates, weight, bits + 1)
     assert problem is not None
     assert f"lower bits to {bits} or less" in problem
     grid = Grid(1.0, bits)
@@ -170,8 +177,8 @@ def test_upper_half_of_the_field_is_negative() -> None:
 
 
 def test_weights_are_rounded_to_at_least_one() -> None:
-    assert quantisation.whole_weights([1.0, 0.5, 0.6], 64) == [64, 32, 38]
-    assert quantisation.whole_weights([0.01, 0.01, 0.001, 0.0], 64) == [1, 1, 1, 1]
+    assert arithmetic.whole_weights([1.0, 0.5, 0.6], 64) == [64, 32, 38]
+    assert arithmetic.whole_weights([0.01, 0.01, 0.001, 0.0], 64) == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +194,13 @@ def test_weights_are_rounded_to_at_least_one() -> None:
     ],
 )
 def test_no_update_outweighs_the_others_together(weights: list[float], whole: list[int]) -> None:
-    assert quantisation.whole_weights(weights, 64) == whole
-    assert not quantisation.dominates(whole)
+    assert arithmetic.whole_weights(weights, 64) == whole
+    assert not arithmetic.dominates(whole)
 
 
 @pytest.mark.parametrize("weights", [[64, 1, 1], [1, 3, 1], [33, 16], [64, 31, 32]])
 def test_weights_that_reveal_one_update_are_refused(weights: list[int]) -> None:
-    assert quantisation.dominates(weights)
+    assert arithmetic.dominates(weights)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2e19])

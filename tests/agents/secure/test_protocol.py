@@ -13,16 +13,13 @@ from hypothesis import strategies as st
 
 from agents import events
 from agents.aggregator import actions as act
-from agents.aggregator import inputs, snapshot
+from agents.aggregator import inputs, storage
 from agents.models.vectors import Vector
 from agents.pipeline.interface import PeerError
 from agents.pipeline.secure import secure_messages as secure_wire
-from agents.pipeline.secure.channels import ChannelError, Channels
-from agents.pipeline.secure.field import FIELD, Words
-from agents.pipeline.secure.masked_update import Masked, bits_of, holders_of
-from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.quantisation import Grid
-from agents.pipeline.secure.secure_messages import SecureWireError
+from agents.pipeline.secure.arithmetic import FIELD, Grid, Words
+from agents.pipeline.secure.party import ChannelError, Channels, Party
+from agents.pipeline.secure.secure_messages import Masked, SecureWireError, bits_of, holders_of
 from agents.pipeline.secure.settings import SecureRun
 from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
@@ -238,8 +235,8 @@ def test_a_checkpoint_keeps_a_sum_that_is_being_opened(tmp_path: Path) -> None:
     run.train("c0", np.full(_D, 0.5))
     run.train("c1", np.full(_D, 0.25))
     run.train("c2", np.full(_D, 0.125))  # waits in the next buffer
-    snapshot.save(run.core.core, tmp_path / "checkpoint")
-    run.core.core = snapshot.load(tmp_path / "checkpoint")
+    storage.save_snapshot(run.core.core, tmp_path / "checkpoint")
+    run.core.core = storage.load_snapshot(tmp_path / "checkpoint")
     run.server = run.core.core._server
     (asked,) = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c2"]
     for name in ("c2", "c0"):

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.aggregator.losses import Losses
+from agents.aggregator.dispatches import Losses
 from agents.models import vectors
 from agents.models.vectors import Vector
-from agents.pipeline.secure.field import FIELD
-from agents.pipeline.secure.masked_update import Masked
-from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpened
+from agents.pipeline.secure.arithmetic import FIELD
+from agents.pipeline.secure.secure_messages import Masked
+from agents.pipeline.secure.server import MaskedSums, SecureSums, SumBegun, SumLost, Summand, SumOpened
 from agents.pipeline.secure.settings import SecureRun
-from agents.pipeline.secure.sums import MaskedSums, Summand
 from agents.rules.interface import Contribution, SumUp
 from tests.agents.helpers import message
 

@@ -12,9 +12,9 @@ import pytest
 
 from agents import events
 from agents.aggregator import actions as act
-from agents.aggregator import snapshot
+from agents.aggregator import storage
 from agents.aggregator.core import AggregatorCore, Setup
-from agents.aggregator.settings import Settings
+from agents.aggregator.inputs import Settings
 from agents.checks import DeclarationError
 from agents.config import Named, StopConditions
 from agents.pipeline import ServerSteps
@@ -245,8 +245,8 @@ def test_state_of_a_selection_is_in_the_checkpoint(name: str, tmp_path: Path) ->
         waiting = _dispatched(core.start(epoch=100.0))
         for step in range(30):
             if saves and step == 15:
-                snapshot.save((core.core, server), tmp_path / "state.bin")
-                core.core, server = snapshot.load(tmp_path / "state.bin")
+                storage.save_snapshot((core.core, server), tmp_path / "state.bin")
+                core.core, server = storage.load_snapshot(tmp_path / "state.bin")
             client, number = waiting.pop(0)
             at = 1.0 + step / 8
             sent = message(client, number, sequence=step + 1, loss=1.0 + step % 7)
