@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from testbed.errors import TestbedError
 
@@ -169,6 +170,8 @@ def _serve(
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.enable(log, all_threads=False)
+    torch.set_num_threads(1)  # a fork has none of the threads of its parent
+    faulthandler.dump_traceback_later(WAITING_SECONDS, exit=True, file=log)
     faulthandler.register(signal.SIGXCPU, log, all_threads=False, chain=True)
     with warnings.catch_warnings(action="ignore"), door.open(inside) as read:
         results.send(True)
