@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from testbed.api.results import report as report
     from testbed.api.results import step_time as step_time
     from testbed.api.results import track as track
-    from testbed.api.running import AgreeResult as AgreeResult
-    from testbed.api.running import SweepResult as SweepResult
-    from testbed.api.running import agree as agree
     from testbed.api.running import attach as attach
     from testbed.api.running import down as down
     from testbed.api.running import list_folders as list_folders
@@ -62,8 +59,11 @@ if TYPE_CHECKING:
     from testbed.api.running import ps as ps
     from testbed.api.running import simulate as simulate
     from testbed.api.running import start as start
-    from testbed.api.running import sweep as sweep
     from testbed.api.running import up as up
+    from testbed.api.studies import AgreeResult as AgreeResult
+    from testbed.api.studies import SweepResult as SweepResult
+    from testbed.api.studies import agree as agree
+    from testbed.api.studies import sweep as sweep
     from testbed.api.templates import examples as examples
     from testbed.api.templates import new as new
     from testbed.api.traces import convert_trace as convert_trace

@@ -343,7 +343,7 @@ class Aggregator:
         """Return the device time, but at most the time of the run's end, so that no record has a later
         time."""
         ends = (self._core.ended, self._stop_after)
-        return min(self._now(), *(end for end in ends if end is not None))
+        return min([self._now(), *(end for end in ends if end is not None)])
 
     def _wait(self, timer: Nanoseconds | None) -> list[_Input]:
         """Wait until an input arrives, `timer` is due, or the next check of the run is due. Return

@@ -180,7 +180,7 @@ OUTPUTS: dict[str, Callable[[], Any]] = {
     "replay": _one("testbed.run.replay:ReplayResult"),
     **dict.fromkeys(_ACTIONS, lambda: list[SentAction]),
     **dict.fromkeys(("sweep", "compare"), _one("analysis.comparison:Comparison")),
-    "agree": _one("testbed.api.running:Agreement"),
+    "agree": _one("testbed.api.studies:Agreement"),
     "twin": lambda: _one("testbed.api.twins:ComparedTwins")() | WrittenFiles,
     "export": lambda: WrittenFiles | Tracked,
     "pack": _one("testbed.api.packing:PackResult"),

@@ -108,11 +108,11 @@ def sweep(
 ) -> None:
     """Run a grid of topologies and seeds. Finished runs are not repeated, unless they are not valid."""
     from analysis import summary
-    from testbed.api import results, running
+    from testbed.api import results, studies
 
     _check_writable(figure, table)
     with _explaining_interrupt(quiet=as_json):
-        done = running.sweep(
+        done = studies.sweep(
             file,
             runtime=runtime,
             jobs=jobs,
@@ -154,10 +154,10 @@ def agree(
 ) -> None:
     """Run a sweep in virtual time and emulated, and compare how both rank its configurations."""
     from analysis import comparison
-    from testbed.api import running
+    from testbed.api import studies
 
     with _explaining_interrupt(quiet=as_json):
-        found = running.agree(
+        found = studies.agree(
             file,
             runtime=runtime,
             jobs=jobs,
