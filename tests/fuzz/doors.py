@@ -25,7 +25,9 @@ DOORS = {
     "data": Door(data_files.data, r"task\.data|task\.partition"),
     "models": Door(models.models, r"task\.initial|fuzzed"),
     "packs": Door(packs.packs, r"fuzzed\.zip|inside/runs"),
-    "runs": Door(run_directories.run_directories, r"inside/runs|fuzz-|far|events\.jsonl|models/"),
+    "runs": Door(
+        run_directories.run_directories, r"inside/runs|fuzz-|far|events\.jsonl|inputs\.bin|models/"
+    ),
     "workers": Door(answers.workers, r"worker|far"),
     "devices": Door(answers.devices, r"pi@raspi-1"),
     **{

@@ -39,7 +39,8 @@ runtime: {name: virtual}
 @contextmanager
 def topologies(folder: Path) -> Iterator[Read]:
     texts = [path.read_text() for path in sorted(TOPOLOGIES.rglob("*.yaml"))]
-    texts = [text for text in texts if "\ndevices:" in text]
+    # To plan a million devices takes as long as an input may take.
+    texts = [text for text in texts if "\ndevices:" in text and "count: 1000000" not in text]
     shutil.copytree(TOPOLOGIES / "traces", folder / "traces")
     path = folder / "fuzzed.yaml"
 
