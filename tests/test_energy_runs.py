@@ -98,7 +98,9 @@ def test_energy_is_that_of_time_cpu_and_bytes(drained: Finished) -> None:
     samples = [line for line in drained.telemetry if line["device"] == "mains"]
     energy: list[dict[str, Any]] = [line for line in samples if "energy" in line]
     usage = [line for line in samples if "cpu" in line and line["at"] > energy[0]["at"] - 0.5]
-    (first, last), (begin, end) = (energy[0], energy[-1]), (usage[0], usage[-1])
+    begin, end = usage[0], usage[-1]
+    # The energy goes on to the end of the run, after the last sample of what else was used.
+    first, last = energy[0], min(energy, key=lambda line: abs(line["at"] - end["at"]))
     time, cpu, sent, received = (end[name] - begin[name] for name in ("at", "cpu", "sent", "received"))
     consumed = last["energy"]["consumed"] - first["energy"]["consumed"]
     # 1 core with its 2 W stands for the share of 0.2.
