@@ -81,7 +81,7 @@ def _damage_run(path: Path, draw: random.Random) -> None:
     file = path / draw.choice([*kinds, *kinds, *others])
     how = draw.choice(DAMAGES)
     if file.is_file():  # else it was damaged before
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError, ValueError, IndexError, RecursionError):
             how(file, draw)
 
 
