@@ -563,9 +563,10 @@ def _judged(
     twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
     lost = [f"update {number} of {client}" for client, number in unaccounted(finished, run.records)]
     energies = [one for one in run.records if isinstance(one, events.RoundEnergy)]
-    rounds = Counter((one.client, one.dispatch) for one in energies)
+    # A round that was lost with its client may be sent later, from the client's disk.
+    rounds = Counter((one.client, one.dispatch, one.outcome) for one in energies)
     again = [one for one, times in rounds.items() if times > 1]
-    wrong += [f"energy of round {number} of {client} was counted twice" for client, number in again]
+    wrong += [f"energy of round {number} of {client} was counted twice" for client, number, _ in again]
     unknown = len(applied.keys() - finished.keys())
     wrong += [f"{one} was applied twice" for one in twice] + [f"{one} was lost" for one in lost]
     wrong += [f"{unknown} updates were applied that nobody has finished"] if unknown else []
