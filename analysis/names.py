@@ -200,10 +200,6 @@ def _with_parameters(
     return f"{name} {differences(parameters, others)}".rstrip()
 
 
-_DEEPEST = 100
-"""Levels of keys and lists at which names of values end."""
-
-
 def differences(value: Any, others: Sequence[Any]) -> str:
     """Text such as `after 1s` for the parts that differ."""
     return ", ".join(f"{path} {_text(leaf)}" for path, leaf in _different_leaves(value, others).items())
@@ -221,9 +217,7 @@ def _different_leaves(value: Any, others: Sequence[Any]) -> dict[str, Any]:
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """All values with their paths, such as `devices.pi.cpu`. An entry of a list has its `name`, or else
     its index. A mapping that names its kind is one value."""
-    if path.count(".") >= _DEEPEST:
-        yield path, "…"
-    elif isinstance(value, Mapping) and choice_of(value) is None:
+    if isinstance(value, Mapping) and choice_of(value) is None:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):

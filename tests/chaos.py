@@ -407,10 +407,7 @@ def _left(name: str, runtime: str, hosts: SshServers | None) -> list[str]:
     if runtime == "docker":
         with closing(docker.from_env()) as engine:
             found += left_in_docker(engine, name)
-    for machine in hosts.machines if hosts is not None else ():
-        own = (*machine.processes(), *machine.files(), *machine.limits())
-        found += [f"{one} of {machine.name}" for one in own]
-    return found
+    return found + [str(one) for one in (hosts.left() if hosts is not None else ())]
 
 
 @contextmanager

@@ -179,6 +179,14 @@ class SshServers:
     ssh: str
     """Value of TESTBED_SSH with which these machines are reached."""
 
+    def left(self) -> list[object]:
+        """Processes, files and limits of the testbed on the machines."""
+        return [
+            one
+            for machine in self.machines
+            for one in (*machine.processes(), *machine.files(), *machine.limits())
+        ]
+
     def repair(self) -> None:
         """Plug in all cables and switch on all machines, which a failed test may have left otherwise."""
         for machine in self.machines:

@@ -101,15 +101,6 @@ def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
     return write_with_real_devices(folder, hosts, PORT, pis, **changes)
 
 
-def left(hosts: SshServers) -> list[object]:
-    """Processes, files and limits of the testbed on the machines."""
-    return [
-        one
-        for machine in hosts.machines
-        for one in (*machine.processes(), *machine.files(), *machine.limits())
-    ]
-
-
 def groups(run: Path) -> list[Path]:
     """Control groups of real devices of the run in the directory `run`. The machines share them."""
     return [*Path("/sys/fs/cgroup").glob(f"**/edge-fl-testbed-{run.name}-*")]
@@ -150,7 +141,7 @@ def test_real_and_emulated_devices_share_a_run(
     assert not (run.path / "hosts.json").exists()
     refused = testbed("shell", run.path, "pi-1")
     assert (refused.code, "ssh root@pi1" in refused.err) == (2, True)
-    assert left(hosts) == []
+    assert hosts.left() == []
     assert left_as_processes(run.path.name) == []
 
 
@@ -230,7 +221,7 @@ def test_containers_and_real_devices_outlive_kills_cut_links_and_a_resume(
     told = reasons(done)
     assert told.count("the processes of pi-1") >= 3, told
     assert "no contact with pi-2" in told
-    assert left(hosts) == left_as_processes(run.name) == left_in_docker(engine, run.name) == []
+    assert hosts.left() == left_as_processes(run.name) == left_in_docker(engine, run.name) == []
     socket.create_server((hosts.address, PORT)).close()
 
 
@@ -273,7 +264,7 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     (path,) = runs.iterdir()
-    assert left(hosts) != []  # the devices look for the broker for some minutes
+    assert hosts.left() != []  # the devices look for the broker for some minutes
     first, second = hosts.machines
     assert {"eth0 tbf", "eth0 ingress"} <= {*first.limits()}
     assert len({group.name for group in groups(path)}) == 2
@@ -290,14 +281,14 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
     second.power_on()
     assert path.name in testbed("ps", "--runs", runs).out
     assert testbed("down", path.name, "--runs", runs).code == 0
-    assert left(hosts) == groups(path) == []
+    assert hosts.left() == groups(path) == []
     before = len(Finished.only_one_in(runs).updates)
     done = testbed("up", "--resume", path.name, "--runs", runs)
     assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(runs)
     assert len(run.updates) > before
     assert_whole(run)
-    assert left(hosts) == groups(path) == []
+    assert hosts.left() == groups(path) == []
 
 
 @pytest.mark.hosts
@@ -318,7 +309,7 @@ def test_interrupt_leaves_nothing_on_real_devices(hosts: SshServers, tmp_path: P
             _, output = interrupt(up)
         assert up.returncode == 130, output
         assert "Traceback" not in output
-        assert left(hosts) == []
+        assert hosts.left() == []
 
 
 @pytest.mark.timed
@@ -352,7 +343,7 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     saved = {update.client: update.bytes_before - update.bytes for update in run.updates}
     assert saved["near"] == 0
     assert 1500 < saved["pi"] < 3 * 650  # of 650 float32 values
-    assert left(hosts) == groups(run.path) == []
+    assert hosts.left() == groups(run.path) == []
 
 
 @pytest.mark.timed
@@ -382,7 +373,7 @@ def test_link_of_a_real_device_is_measured_again_on_a_busy_host(
     run = Finished.only_one_in(tmp_path / "runs")
     figures = json.loads((run.path / "fidelity.json").read_text())["devices"]["pi"]
     assert abs(figures["up"]["error"]) < 10, figures
-    assert left(hosts) == groups(run.path) == []
+    assert hosts.left() == groups(run.path) == []
 
 
 @pytest.mark.hosts
@@ -429,7 +420,7 @@ def test_device_is_inspected_and_cleaned(testbed: Testbed, hosts: SshServers, tm
     assert f"address: {hosts.address}" in found[0]["detail"]
     assert "shape: true can limit it" in found[0]["detail"]
     assert testbed("doctor", "--clean", "ssh://pi1").code == 0
-    assert left(hosts) == []
+    assert hosts.left() == []
     shown = testbed("up", topology(tmp_path, hosts), "--dry-run", "--runs", tmp_path / "runs").out
     assert f"{hosts.ssh} -T -o BatchMode=yes" in shown
     assert "agents.remote.keeper" in shown
@@ -487,7 +478,7 @@ def test_contained_client_has_no_rights_and_is_removed_after_kills(
     assert len(containers(hosts)) == 1
     assert testbed("down", path.name, "--runs", runs).code == 0
     assert containers(hosts) == {}
-    assert left(hosts) == []
+    assert hosts.left() == []
     assert_whole(Finished.only_one_in(runs))
 
 
@@ -529,7 +520,7 @@ def test_image_is_sent_to_an_engine_that_lacks_it(
     assert small_image in listed(podman)
     assert testbed("doctor", "--clean", "root@pi1").code == 0
     assert listed(podman) == ""
-    assert left(hosts) == []
+    assert hosts.left() == []
 
 
 def listed(engine: list[str]) -> str:

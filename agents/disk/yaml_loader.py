@@ -30,8 +30,6 @@ except ImportError:
 MAX_VALUES = 200_000
 """Keys and values in a file. An alias counts as all values of its node."""
 
-MAX_DEPTH = 100
-"""Levels of keys and lists: what walks through values calls itself for each."""
 _LARGEST = 10**300
 """Largest whole number: larger ones are no floating-point numbers."""
 
@@ -46,20 +44,19 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
         _Parser.__init__(self, text)
         for part in (Composer, SafeConstructor, Resolver):
             part.__init__(self)
-        self._values = self._depth = 0
+        self._values = 0
         self._sizes: dict[int, int] = {}
         """Values in each node, by its id."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()
         before = self._values
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise RecursionError(f"more than {MAX_DEPTH} levels")
         node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
-            self._values += self._sizes.get(id(node), 1)
+            if (size := self._sizes.get(id(node))) is None:  # the node is not complete yet
+                mark: Any = (node or event).start_mark
+                raise yaml.MarkedYAMLError(problem="this value contains itself", problem_mark=mark)
+            self._values += size
         else:
             self._values += 1
             self._sizes[id(node)] = self._values - before

@@ -63,7 +63,7 @@ from testbed.plan.agent_configs import CODE, RunSpec
 from testbed.plan.planned_devices import action_steps
 from testbed.run.energy_part import EnergyPart
 from testbed.run.scenario_player import AwaitedDevices, ScenarioPlayer, parse_command
-from testbed.rundir.live_files import CommandFolder, RecordFollower, Samples
+from testbed.rundir.live_files import JUST_NOW, CommandFolder, RecordFollower, Samples
 from testbed.runtimes import Runtime
 from testbed.view import View
 
@@ -276,7 +276,8 @@ class Controller:
         begin = time.monotonic()
         if any(not device.as_shaped.is_direct for device in self._spec.plan.devices):
             self._before_links = cpus.read_cpu_times()
-        self._earlier_lines = {*map(events.to_line, _tail(_read(RecordFollower(self._follower.path))))}
+        latest = RecordFollower(self._follower.path, JUST_NOW)
+        self._earlier_lines = {*map(events.to_line, _tail(_read(latest)))}
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
         self._check_processes()

@@ -17,9 +17,9 @@ from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 
-_JUST_NOW = 2**20
-"""Bytes at the end of `events.jsonl` in which `last_start` searches. A run writes less in a few tenths
-of a second."""
+JUST_NOW = 2**20
+"""Bytes at the end of `events.jsonl` that have its latest records: a run writes less in a few tenths of
+a second."""
 
 
 class _GrowingFile:
@@ -53,7 +53,7 @@ def last_start(path: Path) -> events.RunStarted | None:
     searched. The result is None if the segment has not started yet, or if too many records follow its
     start."""
     lines = _GrowingFile(path)
-    lines.skip_to_last(_JUST_NOW)
+    lines.skip_to_last(JUST_NOW)
     for line in reversed(lines.read()):
         if f'"{events.RunStarted.event}"' in line:
             with suppress(ValueError):
@@ -66,9 +66,12 @@ def last_start(path: Path) -> events.RunStarted | None:
 class RecordFollower:
     """Reads a growing `events.jsonl`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """`last`: number of bytes before the end of the file at which to start reading."""
         self.path = path
         self._lines = _GrowingFile(path)
+        if last is not None:
+            self._lines.skip_to_last(last)
 
     def read(self, most: int = -1) -> list[events.Record]:
         """Records added since the last call. An incomplete line is left for the next call.

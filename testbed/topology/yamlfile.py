@@ -293,21 +293,14 @@ class _Reading:
         self.keys: dict[Where, Place] = {}
         self.problems: list[Problem] = []
         self._loader = loader
-        self._around: list[yaml.Node] = []
 
     def value(self, node: yaml.Node, where: Where) -> Any:
-        if node in self._around:
-            raise _error_at(node, "this value contains itself")
         self.values[where] = _place(node.start_mark)
-        self._around.append(node)
-        try:
-            if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
-                return dict(self._items(node, where, set()))
-            if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
-                return tuple(self.value(item, (*where, i)) for i, item in enumerate(node.value))
-            return self._loader.construct_object(node)
-        finally:
-            self._around.pop()
+        if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
+            return dict(self._items(node, where, set()))
+        if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
+            return tuple(self.value(item, (*where, i)) for i, item in enumerate(node.value))
+        return self._loader.construct_object(node)
 
     def _items(self, node: yaml.MappingNode, where: Where, known: set[str]) -> Iterator[tuple[str, Any]]:
         """Yield the keys and values of a mapping, including merged ones (`<<`).
@@ -339,11 +332,7 @@ class _Reading:
                 yield key, self.value(value_node, at)
         known.update(lines)
         for other in merged:
-            if other in self._around:
-                raise _error_at(node, "this value contains itself")
-            self._around.append(other)
             yield from self._items(other, where, known)
-            self._around.pop()
 
 
 def _mappings_to_merge(node: yaml.Node) -> list[yaml.MappingNode]:

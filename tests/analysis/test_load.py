@@ -317,3 +317,9 @@ def test_devices_that_are_alike_share_an_entry_of_the_manifest(directory: Path) 
         change_manifest(directory, devices=devices)
         with pytest.raises(ValueError, match=r"manifest\.json: not a manifest: devices"):
             load(directory)
+
+
+def test_topology_that_contains_itself_is_refused(directory: Path) -> None:
+    (directory / "topology.yaml").write_text("name: t\nrule: {name: fedavg}\nown: &x [1, *x]\n")
+    with pytest.raises(ValueError, match=r"topology.yaml: this value contains itself .*line 3"):
+        load(directory)
