@@ -33,13 +33,13 @@ from testbed.plan import (
     costs,
     device_table,
     drawing,
-    energy,
     model_check,
     node_table,
     plan_tables,
 )
 from testbed.plan import rounds as expected
 from testbed.plan.feasibility import gib
+from testbed.plan.features import PARTS
 from testbed.run import live_runs, preparing
 from testbed.run import up as upping
 from testbed.run.options import Options
@@ -109,7 +109,7 @@ class Launch:
         rounds = self.rounds()
         remarks = [
             *expected.remarks(self.topology, rounds),
-            *energy.battery_remarks(self.topology, self.plan, rounds),
+            *(one for part in PARTS for one in part.remarks(self.topology, self.plan, rounds)),
         ]
         return [*self.hints, *self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
 

@@ -352,13 +352,14 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True)
-class EnergyComparison:
-    """Energy of devices and host since the last start of the run clock, in joules."""
+class FeatureFigures:
+    """Figures of a feature that are shown beside those of the devices, and are not judged."""
 
-    emulated: float
-    host: float | None
-    """Energy of the host's processors, as they count it (RAPL), with its idle power and all its other
-    work. None if not measured."""
+    feature: str
+    """Key in `fidelity.json`."""
+    figures: Mapping[str, float | None]
+    text: str
+    """The figures in words, for the summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +368,7 @@ class Fidelity:
     clocks: Mapping[str, float] = field(default_factory=dict)
     """Other host -> maximum error, in seconds, of the times recorded for its devices. Empty if there is
     only one host."""
-    energy: EnergyComparison | None = None
-    """None if no device's energy is counted."""
+    features: tuple[FeatureFigures, ...] = ()
     segments: tuple[SegmentFidelity, ...] = ()
     real: tuple[RealDeviceFigures, ...] = ()
 
@@ -382,9 +382,9 @@ class Fidelity:
         `wanted` of DeviceFidelity.
 
         `clocks` has the `uncertainty` of the clock of each other host, in seconds. `clocks` is left out
-        if there is only one host. `energy` has `emulated` and `host` of EnergyComparison. `energy` is
-        left out if no device's energy is counted. `segments` has an entry per segment, and in it one per
-        direction, with the figures of SegmentFidelity. It is left out if devices share no segment.
+        if there is only one host. Each of `features` has a key with its figures. `segments` has an
+        entry per segment, and in it one per direction, with the figures of SegmentFidelity. It is left
+        out if devices share no segment.
         `real` has an entry per real device, with the fields of RealDeviceFigures. It is left out if all
         devices are emulated.
         """
@@ -395,8 +395,8 @@ class Fidelity:
             "devices": devices,
             **({"clocks": clocks} if clocks else {}),
         }
-        if (energy := self.energy) is not None:
-            found["energy"] = {"emulated": _round(energy.emulated), "host": _round(energy.host)}
+        for feature in self.features:
+            found[feature.feature] = {name: _round(one) for name, one in feature.figures.items()}
         for one in self.segments:
             found.setdefault("segments", {}).setdefault(one.segment, {})[one.way] = one.as_dict()
         for real in self.real:

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field, replace
 from agents import events
 from agents.config import AccessLink
 from agents.device_actions import (
-    Charge,
     DeviceState,
     PowerOff,
     PowerOn,
-    SetBackground,
-    SetBattery,
     SetCpu,
     SetLink,
-    Unplug,
+    Switching,
     holds,
 )
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
@@ -125,23 +122,18 @@ class _DeviceRequests:
         if action is None:
             return
         self._state = self._state.with_action(action)
-        match action:
-            case SetCpu():
-                self._request_cpu(record.at)
-            case SetLink():
-                self._request_link(record.at)
-            case SetBackground() | SetBattery() | Charge() | Unplug():
-                pass
-            case PowerOff():  # a device that returns reports when it is ready
-                self._begin_absence("down", record.at - record.lateness)
-            case PowerOn():
-                pass
-            case _:
-                for hold, begins in holds(action).items():
-                    if begins and hold != "cut off":  # a device without network continues computing
-                        self._begin_absence(hold, record.at - record.lateness)
-                    elif not begins and hold != "down":  # a restarted client reports when it is ready
-                        self._end_absence(hold, record.at)
+        if isinstance(action, SetCpu):
+            self._request_cpu(record.at)
+        elif isinstance(action, SetLink):
+            self._request_link(record.at)
+        elif isinstance(action, PowerOff):  # a device that returns reports when it is ready
+            self._begin_absence("down", record.at - record.lateness)
+        elif isinstance(action, Switching) and not isinstance(action, PowerOn):
+            for hold, begins in holds(action).items():
+                if begins and hold != "cut off":  # a device without network continues computing
+                    self._begin_absence(hold, record.at - record.lateness)
+                elif not begins and hold != "down":  # a restarted client reports when it is ready
+                    self._end_absence(hold, record.at)
 
     def on_resume(self, at: float, *, ready: bool) -> None:
         """The device has its planned settings again. A device that is not ready counts as absent."""

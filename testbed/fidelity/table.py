@@ -118,9 +118,8 @@ def summary(fidelity: Fidelity) -> str:
             line += "; links: no error beyond chance"
         else:
             line += "; links: not measured"
-    if (energy := fidelity.energy) is not None:
-        host = "not measured" if energy.host is None else f"{_number(energy.host)} J (RAPL)"
-        line += f"; energy: {_number(energy.emulated)} J emulated, this host: {host}"
+    for feature in fidelity.features:
+        line += f"; {feature.text}"
     if fidelity.clocks:
         host = max(fidelity.clocks, key=lambda name: fidelity.clocks[name])
         line += f"; clocks: within {1e3 * fidelity.clocks[host]:.2g} ms of this host's ({host})"

@@ -34,6 +34,7 @@ from agents.timing.clock_sync import LARGEST_ERROR
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpus import cpu_numbers
 from testbed.plan import model_check, planned_devices, rounds
+from testbed.plan.features import PARTS
 from testbed.plan.planned_devices import Plan, PlannedDevice, segment_in_host_time
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
@@ -205,6 +206,13 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
     return pipeline.sort_steps([*own.values(), *topology.update_steps])
 
 
+def devices_return(topology: Topology, plan: Plan) -> bool:
+    """Whether devices that have gone may come back, so that a run continues without any."""
+    return planned_devices.has_action_steps(topology, plan) or any(
+        part.brings_back(device) for part in PARTS for device in plan.devices
+    )
+
+
 def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
     """Initial state and frozen parameters. Paths are paths on the host."""
     weights = str(directory.start) if directory.start.is_file() else None
@@ -250,6 +258,8 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         init = _device(spec, device, account, own, present=present)
+        for part in PARTS:
+            init = part.init(init, device)
         dump(
             init if device.host is None else _on_real_device(init, device, own),
             file(init_name(device.name)),
@@ -345,7 +355,7 @@ def _aggregator(
         keeps_models=keeps_models(topology, spec.plan),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
-        patient=planned_devices.has_action_steps(topology, spec.plan) or spec.plan.has_chargers,
+        patient=devices_return(topology, spec.plan),
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,
@@ -448,8 +458,6 @@ def _device(
         hashes=_hashes(spec, device.name) if spec.plan.traits.many_hosts else {},
         clock=places.clock,
         user=CLIENT_USER,
-        energy=device.energy,
-        cpu=None if device.energy is None else device.cpu,
         dilation=device.dilation,
         disk=DISK,
     )

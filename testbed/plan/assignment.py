@@ -16,7 +16,7 @@ from testbed.host.cpus import cpuset
 from testbed.host.nodes import Node
 from testbed.plan import costs, feasibility, model_check, placement, plan_tables
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, with_cpu
-from testbed.plan.energy import energy_of
+from testbed.plan.features import PARTS
 from testbed.plan.host import HostResources, Measurements, choose_shaper, this_host
 from testbed.plan.placement import (
     SHARED_CAPACITY,
@@ -62,10 +62,10 @@ def plan(
     found = traits(runtime)
     message = costs.message_memory(catalog.model, topology.rule.build().client_side)
     reserved = costs.server_memory(message, len(topology.device_names))
-    segments = network.to_segments(topology.segments, catalog.background)
+    segments = network.to_segments(topology.segments, catalog.series)
     groups = _groups(topology, found, host, catalog, reserved, segments)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
-    problems += feasibility.without_energy(topology, runtime)
+    problems += [problem for part in PARTS for problem in part.refusals(topology, runtime, host)]
     problems += feasibility.without_real_devices(topology, runtime)
     made = Plan(
         runtime=runtime,
@@ -344,14 +344,14 @@ def _device(
     power, thermal = group.power, group.thermal
     if profile is not None:
         power, thermal = power or profile.power, thermal or profile.thermal
-    traced = group.link is not None and group.link.trace is not None
-    link, trace = catalog.link(group.link), catalog.traces[group.name] if traced else ()
+    link = catalog.link(group.link)
+    trace = () if group.link is None else catalog.series(group.link.trace)
     shape = None
     if group.is_real:  # its limits take nothing of this host
         if group.shape:
             shape = RealLimits(cpu, None if link == AccessLink() else link)
         cpu = link = None
-    return PlannedDevice(
+    planned = PlannedDevice(
         name=group.name,
         group=group.group_name,
         cpu=cpu,
@@ -366,15 +366,13 @@ def _device(
         gflops=group.gflops,
         steps=tuple(group.update_steps),
         power=None if power is None else power.plain(),
-        energy=(
-            None
-            if group.energy is None
-            else energy_of(group.energy, group.cpu, profile, catalog.chargers.get(group.name))
-        ),
         thermal=thermal,
         shape=shape,
         origin=group.origin or None,
     )
+    for part in PARTS:
+        planned = part.device(planned, group, catalog)
+    return planned
 
 
 def _devices(

@@ -6,26 +6,29 @@ the speeds of the machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from agents import config
-from agents.energy import ChargerConfig
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
-from testbed.plan.energy import energy_problems
+from testbed.plan.features import PARTS
 from testbed.plan.host import Measurements
 from testbed.plan.model_check import count_step_work
+from testbed.plan.part import FileToRead
 from testbed.speed.calibration import KINDS, Calibration, Work, cpu_share, work_seconds
-from testbed.topology import Topology, energy, link_traces, profiles
+from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import LinkSettings, LinkTrace
-from testbed.topology.energy import ChargerSettings
 from testbed.topology.link_traces import LinkSeries
-from testbed.topology.network import SegmentSettings, TracedTraffic
+from testbed.topology.network import TracedTraffic
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
+T = TypeVar("T")
 HERE = ""
 """Id of this host if it is the only machine."""
 _WORDS = {
@@ -42,11 +45,8 @@ takes longer than the work itself (docs/evidence/profiles.md)."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
     profiles: Profiles = field(default_factory=Profiles)
-    traces: Mapping[str, tuple[LinkSeries, ...]] = field(default_factory=dict)
-    """Device group -> its link traces, if it has any."""
-    chargers: Mapping[str, ChargerConfig] = field(default_factory=dict)
-    """Device group -> content of its charger's trace, if it has one."""
-    background: Mapping[TracedTraffic, tuple[LinkSeries, ...]] = field(default_factory=dict)
+    contents: Mapping[Hashable, object] = field(default_factory=dict)
+    """Settings that name a file -> what was read from it."""
     measured: Measurements = field(default_factory=Measurements)
     """Measurements that are stored next to the topology, for example in the directory of an earlier run.
     They are used instead of new ones."""
@@ -58,6 +58,15 @@ class Catalog:
 
     def profile(self, name: str | None) -> DeviceProfile | None:
         return self.profiles.devices.get(name or "")
+
+    def content(self, settings: Hashable, kind: type[T]) -> T | None:
+        """Return the content of the file that `settings` name; None if they name none."""
+        found = self.contents.get(settings)
+        return found if isinstance(found, kind) else None
+
+    def series(self, trace: LinkTrace | None) -> tuple[LinkSeries, ...]:
+        """Content of the files of a link's trace or of traced traffic."""
+        return self.content(trace, tuple) or ()
 
     def link(self, link: LinkSettings | None) -> config.AccessLink | None:
         """Return a group's `link` at the start of the run, without its trace. Values that the topology
@@ -92,55 +101,40 @@ def read(topology: Topology) -> Catalog:
     named = any(group.profile or (group.link and group.link.kind) for group in topology.devices)
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
-    problems += energy_problems(topology, catalog.profiles.devices)
-    found, chargers = {}, {}
-    known: dict[LinkTrace, tuple[LinkSeries, ...]] = {}  # drawn devices may share a trace
-    known_chargers: dict[ChargerSettings, ChargerConfig] = {}
-    for index, group in enumerate(topology.devices):
-        charger = None if group.energy is None else group.energy.charger
-        if charger is not None and charger.trace is not None:
-            try:
-                if charger not in known_chargers:
-                    known_chargers[charger] = energy.read_trace(charger, folder)
-                chargers[group.name] = known_chargers[charger]
-            except (ValueError, OSError) as error:
-                where: Where = ("devices", index, "energy", "charger", "trace")
-                problems.append(topology.source.problem(where, _reason(error)))
-        if group.link is None or (trace := group.link.trace) is None:
-            continue
-        if trace in known:
-            found[group.name] = known[trace]
-            continue
+    problems += [problem for part in PARTS for problem in part.lacks(topology, catalog)]
+    contents: dict[Hashable, object] = {}
+    files = [_traces(topology), *(part.files(topology) for part in PARTS)]
+    for where, settings, load in itertools.chain.from_iterable(files):
         try:
-            found[group.name] = known[trace] = tuple(link_traces.read(trace, folder))
+            if settings not in contents:
+                contents[settings] = load(folder)
         except (ValueError, OSError) as error:
-            where = ("devices", index, "link", "trace")
             problems.append(topology.source.problem(where, _reason(error)))
-    background: dict[TracedTraffic, tuple[LinkSeries, ...]] = {}
-    for name, segment in topology.network.items():
-        try:
-            background |= _read_background(segment, folder)
-        except (ValueError, OSError) as error:
-            where = ("network", name, "background")
-            problems.append(topology.source.problem(where, _reason(error), at_key=True))
     if problems:
         raise topology.source.error(problems)
-    return replace(catalog, traces=found, chargers=chargers, background=background)
+    return replace(catalog, contents=contents)
 
 
-def _read_background(
-    segment: SegmentSettings, folder: Path
-) -> dict[TracedTraffic, tuple[LinkSeries, ...]]:
-    """Raises OSError, and ValueError that names the file."""
-    found = {}
-    for traffic in segment.background:
-        if not isinstance(traffic, TracedTraffic):
-            continue
-        traces = tuple(link_traces.read(traffic, folder))
-        if not any(trace.columns.get(way) for trace in traces for way in config.WAYS):
-            raise ValueError(f"{folder / (traffic.csv or '')}: found neither column up nor down")
-        found[traffic] = traces
-    return found
+def _traces(topology: Topology) -> Iterator[FileToRead]:
+    for index, group in enumerate(topology.devices):
+        if group.link is not None and (trace := group.link.trace) is not None:
+            yield ("devices", index, "link", "trace"), trace, partial(_series, trace)
+    for name, segment in topology.network.items():
+        for number, traffic in enumerate(segment.background):
+            if isinstance(traffic, TracedTraffic):
+                where: Where = ("network", name, "background", number)
+                yield where, traffic, partial(_background, traffic)
+
+
+def _series(trace: LinkTrace, folder: Path) -> tuple[LinkSeries, ...]:
+    return tuple(link_traces.read(trace, folder))
+
+
+def _background(traffic: TracedTraffic, folder: Path) -> tuple[LinkSeries, ...]:
+    traces = _series(traffic, folder)
+    if not any(trace.columns.get(way) for trace in traces for way in config.WAYS):
+        raise ValueError(f"{folder / (traffic.csv or '')}: found neither column up nor down")
+    return traces
 
 
 def _reason(error: ValueError | OSError) -> str:

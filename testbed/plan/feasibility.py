@@ -90,19 +90,6 @@ def without_real_devices(topology: Topology, runtime: str) -> Iterator[Problem]:
             )
 
 
-def without_energy(topology: Topology, runtime: str) -> Iterator[Problem]:
-    if traits(runtime).counts_energy:
-        return
-    for index, group in enumerate(topology.devices):
-        if group.energy is not None:
-            yield topology.source.problem(
-                ("devices", index, "energy"),
-                f"the {runtime} runtime does not count energy yet: remove it, or use the "
-                f"{runtime_names(lambda t: t.counts_energy)} runtime",
-                at_key=True,
-            )
-
-
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
     """`lack_of_cuda`: why this host's PyTorch has no GPU; None if it has one."""
     found, here = traits(runtime), topology.runtime.device == "cuda"

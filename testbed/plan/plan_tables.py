@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from agents.config import AccessLink, LocalTraining
-from agents.energy import BatteryConfig
 from agents.pipeline.secure.arithmetic import FIELD
 from agents.rules.interface import ClientSide
 from agents.selection.uniform import UniformSelection
@@ -22,7 +21,9 @@ from testbed.host.cpus import cpuset
 from testbed.plan import costs
 from testbed.plan.catalog import Catalog
 from testbed.plan.feasibility import gib
+from testbed.plan.features import PARTS, FeatureColumns
 from testbed.plan.host import HostResources
+from testbed.plan.part import FleetNumber
 from testbed.plan.planned_devices import Plan, PlannedDevice, duration_text
 from testbed.topology import Topology, network
 from testbed.topology.availability import Availability
@@ -193,10 +194,8 @@ _OPTIONAL = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRow:
-    """A device as it would be launched, and its expected round. Texts are written as in a topology."""
-
+@dataclass(frozen=True, kw_only=True)
+class _DeviceColumns:
     device: str
     cpu: float | None = None
     """Share of one core of the host."""
@@ -245,16 +244,11 @@ class DeviceRow:
     unknown."""
     lacks: Sequence[str]
     """Information that is missing for an estimate of the round's time."""
-    idle_w: float | None = None
-    """Power without work, in watts; None if the device's energy is not counted."""
-    working_w: float | None = None
-    """Mean power while the device trains round after round, in watts; None if unknown."""
-    battery_idle_s: float | None = None
-    """Seconds of device time until the first power-off without work; None if there is none within the
-    time that was looked at, or no battery."""
-    battery_working_s: float | None = None
-    """Seconds of device time until the first power-off if the device trains round after round; None as
-    in `battery_idle_s`, and if the power is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRow(FeatureColumns, _DeviceColumns):
+    """A device as it would be launched, and its expected round. Texts are written as in a topology."""
 
 
 def device_table(plan: Plan) -> list[dict[str, Any]]:
@@ -448,10 +442,6 @@ def _link(device: PlannedDevice) -> AccessLink:
     return device.link or AccessLink()
 
 
-def _battery(device: PlannedDevice) -> BatteryConfig | None:
-    return None if device.energy is None else device.energy.battery
-
-
 def _timing(device: PlannedDevice) -> float | None:
     timing = device.timing
     if timing is None or timing.distribution != "constant":
@@ -477,9 +467,7 @@ def _connected(availability: Availability | None) -> float:
     return math.fsum(until - at for (at, state), until in spans if state == "on") / end
 
 
-_NUMBERS: dict[
-    str, tuple[Callable[[DeviceGroup, PlannedDevice], float | None], Callable[[float], str]]
-] = {
+_NUMBERS: dict[str, FleetNumber] = {
     "cpu": (lambda _, device: device.cpu, _number),
     "gflops": (lambda _, device: device.gflops, _number),
     "timing": (lambda _, device: _timing(device), _duration),
@@ -490,17 +478,9 @@ _NUMBERS: dict[
     "link.rtt": (lambda _, device: _link(device).rtt, _duration),
     "link.jitter": (lambda _, device: _link(device).jitter, _duration),
     "link.loss": (lambda _, device: _link(device).loss, _number),
-    "battery.capacity": (
-        lambda _, device: None if (one := _battery(device)) is None else one.capacity,
-        lambda value: f"{value / 3600:.3g}Wh",
-    ),
-    "battery.initial": (
-        lambda _, device: None if (one := _battery(device)) is None else one.initial,
-        lambda value: f"{value:.0%}",
-    ),
+    **{key: number for part in PARTS for key, number in part.numbers.items()},
     "connected": (lambda group, _: _connected(group.availability), lambda value: f"{value:.0%}"),
 }
-"""Key -> function that returns a device's value, if any; function that formats a value."""
 _NAMES: dict[str, Callable[[DeviceGroup], str | None]] = {
     "profile": lambda group: group.profile,
     "link.class": lambda group: None if group.link is None else group.link.kind,

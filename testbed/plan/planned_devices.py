@@ -332,11 +332,6 @@ class Plan:
         return frozenset(device.name for device in self.devices if not device.is_direct)
 
     @property
-    def has_chargers(self) -> bool:
-        """Whether any device has a charger, which brings the device back after a power-off."""
-        return any(one.energy is not None and one.energy.charger is not None for one in self.devices)
-
-    @property
     def shared_gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs on which MPS limits the devices' parts."""
         gpus = [device.gpu for device in self.devices if device.gpu is not None]

@@ -30,7 +30,7 @@ from testbed.plan.costs import (
     goodput,
     message_sizes,
 )
-from testbed.plan.energy import battery_columns, battery_group_columns, battery_lives
+from testbed.plan.features import PARTS
 from testbed.plan.plan_tables import DeviceRow, device_table
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
@@ -200,7 +200,7 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[DeviceRow]:
-    energy = battery_columns(battery_lives(plan, rounds))
+    more = [part.columns(plan, rounds) for part in PARTS]
     return [
         DeviceRow(
             **row,
@@ -208,7 +208,7 @@ def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[DeviceRow]:
             transfer_s=one.transfer,
             round_s=one.seconds,
             lacks=sorted(one.lacks),
-            **energy.get(row["device"], {}),
+            **{name: value for one in more for name, value in one.get(row["device"], {}).items()},
         )
         for row in device_table(plan)
         for one in [rounds[row["device"]]]
@@ -217,17 +217,17 @@ def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[DeviceRow]:
 
 def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """One row per group, for people: `devices` (number), and ranges of `samples`, `transfer` (both
-    directions) and `round`. `> 12s` means that part of the round is unknown. If energy is counted, the
-    mean power and the battery's life follow."""
-    lives = battery_lives(plan, rounds)
+    directions) and `round`. `> 12s` means that part of the round is unknown. Columns of features
+    follow."""
     members: dict[str, list[str]] = {}
     for device in plan.devices:
         members.setdefault(device.group, []).append(device.name)
+    more = [part.group_columns(plan, rounds, members) for part in PARTS]
     return [
         {
             "group": group,
             **_row([rounds[name] for name in own]),
-            **battery_group_columns(lives, own),
+            **{name: value for one in more for name, value in one.get(group, {}).items()},
         }
         for group, own in members.items()
     ]

@@ -44,7 +44,7 @@ from agents.wire.messages import AddressedOrder, MeasureOrder, MessageError, Not
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError, free_space
 from testbed.fidelity import SegmentClock, host_load, measure, requested, segments
-from testbed.fidelity.figures import RATES, EnergyComparison, Fidelity, SegmentFidelity
+from testbed.fidelity.figures import RATES, FeatureFigures, Fidelity, SegmentFidelity
 from testbed.fidelity.host_load import HostSample, OtherWork, Sampler, pause
 from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import (
@@ -596,8 +596,9 @@ class Controller:
                     telemetry.write(_line(sample))
 
     @property
-    def energy_comparison(self) -> EnergyComparison | None:
-        return self._energy.comparison
+    def feature_figures(self) -> tuple[FeatureFigures, ...]:
+        figures = self._energy.comparison
+        return () if figures is None else (figures,)
 
     def _sample_host(self, lateness: float) -> None:
         if self.epoch is not None and not self._is_over:

@@ -9,7 +9,7 @@ from agents.device_actions import Action, Charge, EnergyAction, PowerOff, PowerO
 from agents.mqtt.topics import AGGREGATOR
 from agents.wire.messages import AddressedOrder, EnergySample, LogOrder, MessageError, PowerSwitch
 from testbed.errors import BadInputError
-from testbed.fidelity.figures import EnergyComparison
+from testbed.fidelity.figures import FeatureFigures
 from testbed.host import cpus
 from testbed.plan.agent_configs import RunSpec, model_bytes
 from testbed.run.round_energy import RoundEnergies, energy_samples
@@ -37,11 +37,16 @@ class EnergyPart:
         self._host_joules_before = 0.0
 
     @property
-    def comparison(self) -> EnergyComparison | None:
-        """Energy of the devices beside that of the host; None if no device's energy is counted."""
+    def comparison(self) -> FeatureFigures | None:
+        """Joules of the devices since the last start of the run clock, beside those of the host's
+        processors, as they count them (RAPL), with its idle power and all its other work. None if no
+        device's energy is counted."""
         if not self._rounds.devices:
             return None
-        return EnergyComparison(self._rounds.consumed, self._host_joules)
+        emulated, host = self._rounds.consumed, self._host_joules
+        measured = "not measured" if host is None else f"{_joules(host)} (RAPL)"
+        text = f"energy: {_joules(emulated)} emulated, this host: {measured}"
+        return FeatureFigures("energy", {"emulated": emulated, "host": host}, text)
 
     def resume(self, past: Sequence[events.Record]) -> None:
         """Take over the rounds of the run's earlier segments."""
@@ -103,3 +108,7 @@ class EnergyPart:
             raise BadInputError(f"{device} has no battery: add energy with a battery to its group")
         if action == Charge() and energy.charger is None:
             raise BadInputError(f"{device} has no charger: give the power of one, such as 10W")
+
+
+def _joules(value: float) -> str:
+    return f"{value:.0f} J" if value >= 100 else f"{value:.3g} J"

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 
 from agents import events
-from agents.energy import EnergyConfig
 from testbed import bundle
 from testbed.host import numerics
 from testbed.plan import Plan, PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
+from testbed.plan.features import PARTS
 from testbed.speed import device_benchmark
 
 _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "docker", "flwr-datasets")
@@ -50,8 +50,8 @@ def describe(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, Any]:
 
 
 _SOURCES = attrgetter(
-    *("group", "cpu", "gflops", "speed", "memory", "power", "energy", "gpu", "host", "timing"),
-    *("link", "path"),
+    *("group", "cpu", "gflops", "speed", "memory", "power", "gpu", "host", "timing", "link", "path"),
+    *(part.attribute for part in PARTS if part.attribute),
 )
 """Attributes of a planned device from which its entry is made."""
 
@@ -84,7 +84,7 @@ def _entry(device: PlannedDevice, samples: int, importance: float, labels: list[
         "speed": device.speed,
         "memory": device.memory,
         "power": device.power,
-        **({"energy": _energy(device.energy)} if device.energy is not None else {}),
+        **{part.attribute: entry for part in PARTS if (entry := part.entry(device)) is not None},
         **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
         **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
         **({"host": device.host} if device.host is not None else {}),
@@ -93,11 +93,6 @@ def _entry(device: PlannedDevice, samples: int, importance: float, labels: list[
         "importance": importance,
         "labels": labels,
     }
-
-
-def _energy(energy: EnergyConfig) -> dict[str, Any]:
-    """Leave out the charger's settings, except whether there is one: its trace may be long."""
-    return {**asdict(replace(energy, charger=None)), "charger": energy.charger is not None}
 
 
 def _cpus(plan: Plan) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     fidelity = replace(
         fidelity,
         clocks=controller.clocks,
-        energy=controller.energy_comparison,
+        features=controller.feature_figures,
         segments=segments.of_run(spec, records, epoch / dilation, begin, end),
         real=real_devices.of_run(
             {one.name: str(one.host) for one in spec.plan.real_devices},

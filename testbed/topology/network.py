@@ -7,7 +7,7 @@ a parent and without further properties.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -297,8 +297,8 @@ class SegmentSettings(Model):
         """bit/s; None if the direction is not limited."""
         return {"up": self.up, "down": self.down}
 
-    def plain(self, name: str, traces: Mapping[TracedTraffic, Sequence[LinkSeries]]) -> Segment:
-        """In device time. `traces`: content of the files of traced traffic."""
+    def plain(self, name: str, series: Callable[[TracedTraffic], Sequence[LinkSeries]]) -> Segment:
+        """In device time. `series`: returns the content of the files of traced traffic."""
         found = [
             Background(number, way, traffic.kind, params)
             for number, traffic in enumerate(self.background)
@@ -307,7 +307,7 @@ class SegmentSettings(Model):
                 params := traffic.params(
                     way,
                     self.rates,
-                    traces.get(traffic, ()) if isinstance(traffic, TracedTraffic) else (),
+                    series(traffic) if isinstance(traffic, TracedTraffic) else (),
                 )
             )
             is not None
@@ -444,7 +444,7 @@ def _expected(name: str, network: Mapping[str, SegmentSettings]) -> str:
 
 def to_segments(
     found: Mapping[str, SegmentSettings],
-    traces: Mapping[TracedTraffic, Sequence[LinkSeries]],
+    series: Callable[[TracedTraffic], Sequence[LinkSeries]],
 ) -> dict[str, config.Segment]:
     """In device time, in the order of `found`."""
-    return {name: one.plain(name, traces) for name, one in found.items()}
+    return {name: one.plain(name, series) for name, one in found.items()}

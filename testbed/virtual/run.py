@@ -41,6 +41,7 @@ from testbed.plan import PlannedDevice, costs
 from testbed.plan.agent_configs import (
     RunSpec,
     client_setup,
+    devices_return,
     importance,
     initial_model,
     keepalive,
@@ -54,7 +55,7 @@ from testbed.plan.costs import (
     message_sizes,
     with_step_time,
 )
-from testbed.plan.planned_devices import action_steps, has_action_steps
+from testbed.plan.planned_devices import action_steps
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Virtual
 from testbed.view import View
@@ -185,7 +186,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
-        patient=has_action_steps(topology, spec.plan) or any(map(_charges, spec.plan.devices)),
+        patient=devices_return(topology, spec.plan),
         bounds=topology.bounds.build(),
         keeps_models=keeps_models(topology, spec.plan),
         steps=update_steps(topology, spec.plan),
@@ -235,11 +236,6 @@ def _traffic(
         return None
     seed, below = spec.topology.seed, plan.devices_below
     return SegmentTraffic(queue, network, plan.segments, below, seed, recorder.sample)
-
-
-def _charges(device: PlannedDevice) -> bool:
-    """A charger brings the device back after a power-off."""
-    return device.energy is not None and device.energy.charger is not None
 
 
 class _Fleet:

@@ -13,8 +13,9 @@ from agents import events
 from agents.config import LocalTraining
 from testbed import topology
 from testbed.data import preparation
+from testbed.energy.planned import battery_lives
+from testbed.energy.planned import remarks as battery_remarks
 from testbed.plan import HostResources, costs, plan, rounds
-from testbed.plan.energy import battery_lives, battery_remarks
 from testbed.plan.rounds import Round
 from testbed.topology import Topology
 from tests.running import Testbed

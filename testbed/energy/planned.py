@@ -4,40 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agents.energy import ChargerConfig, EnergyAccount, EnergyConfig, microwatts
+from agents.config import DeviceConfig
+from agents.energy import BatteryConfig, ChargerConfig, EnergyAccount, EnergyConfig, microwatts
 from agents.texts import name_list
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
-from testbed.plan.planned_devices import Plan, PlannedDevice
-from testbed.topology import Topology, scenario
-from testbed.topology.energy import EnergySettings, PowerFigures
+from testbed.topology import Topology, energy, scenario
+from testbed.topology.devices import DeviceGroup
+from testbed.topology.energy import PowerFigures
 from testbed.topology.profiles import DeviceProfile
 from testbed.topology.scenario import ScenarioEntry
 from testbed.topology.yamlfile import Problem, Where
+from testbed.traits import runtime_names, traits
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the plan imports this module
+    from testbed.plan.catalog import Catalog
+    from testbed.plan.host import HostResources
+    from testbed.plan.part import FileToRead, FleetNumber
+    from testbed.plan.planned_devices import Plan, PlannedDevice
     from testbed.plan.rounds import Round
 
 _EXAMPLES = {"idle": "idle: 2W", "core": "core: 1.5W", "battery.capacity": "capacity: 18Wh"}
 
 
-def energy_of(
-    energy: EnergySettings, cpu: float | None, profile: DeviceProfile | None, trace: ChargerConfig | None
-) -> EnergyConfig:
-    """`cpu`: CPU share of the group in cores. `trace`: content of the charger's trace file."""
-    cores = max(1, math.ceil(cpu or 1.0))
+def files(topology: Topology) -> Iterator[FileToRead]:
+    """Traces of chargers."""
+    for index, group in enumerate(topology.devices):
+        charger = None if group.energy is None else group.energy.charger
+        if charger is not None and charger.trace is not None:
+            where: Where = ("devices", index, "energy", "charger", "trace")
+            yield where, charger, partial(energy.read_trace, charger)
+
+
+def with_energy(device: PlannedDevice, group: DeviceGroup, catalog: Catalog) -> PlannedDevice:
+    if group.energy is None:
+        return device
+    profile = catalog.profile(group.profile)
+    cores = max(1, math.ceil(group.cpu or 1.0))
     if profile is not None:
         cores = profile.cores or cores
-    return energy.plain(_figures(profile), cores, trace)
+    trace = catalog.content(group.energy.charger, ChargerConfig)
+    return replace(device, energy=group.energy.plain(_figures(profile), cores, trace))
 
 
-def energy_problems(topology: Topology, profiles: Mapping[str, DeviceProfile]) -> Iterator[Problem]:
+def lacks(topology: Topology, catalog: Catalog) -> Iterator[Problem]:
     """A problem is a lacking figure, or a scenario entry that needs a battery or charger which a device
     does not have."""
     for index, group in enumerate(topology.devices):
-        profile = profiles.get(group.profile or "")
+        profile = catalog.profile(group.profile)
         missing = [] if group.energy is None else group.energy.missing(_figures(profile))
         for key in missing:
             where: Where = ("devices", index, "energy")
@@ -50,6 +67,19 @@ def energy_problems(topology: Topology, profiles: Mapping[str, DeviceProfile]) -
                 )
             yield topology.source.problem(where, why, at_key=True)
     yield from _scenario_problems(topology.scenario, topology)
+
+
+def refusals(topology: Topology, runtime: str, _: HostResources) -> Iterator[Problem]:
+    if traits(runtime).counts_energy:
+        return
+    for index, group in enumerate(topology.devices):
+        if group.energy is not None:
+            yield topology.source.problem(
+                ("devices", index, "energy"),
+                f"the {runtime} runtime does not count energy yet: remove it, or use the "
+                f"{runtime_names(lambda t: t.counts_energy)} runtime",
+                at_key=True,
+            )
 
 
 def _scenario_problems(entries: Sequence[ScenarioEntry], topology: Topology) -> Iterator[Problem]:
@@ -161,8 +191,23 @@ def _first_power_off(account: EnergyAccount, work: float) -> float:
     return math.inf
 
 
-def battery_columns(found: Mapping[str, BatteryLife]) -> dict[str, dict[str, Any]]:
-    """For programs: powers in watts, times in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class EnergyColumns:
+    """Expected power of a device."""
+
+    idle_w: float | None = None
+    """Power without work, in watts; None if the device's energy is not counted."""
+    working_w: float | None = None
+    """Mean power while the device trains round after round, in watts; None if unknown."""
+    battery_idle_s: float | None = None
+    """Seconds of device time until the first power-off without work; None if there is none within the
+    time that was looked at, or no battery."""
+    battery_working_s: float | None = None
+    """Seconds of device time until the first power-off if the device trains round after round; None as
+    in `battery_idle_s`, and if the power is unknown."""
+
+
+def columns(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "idle_w": one.idle_power,
@@ -170,17 +215,20 @@ def battery_columns(found: Mapping[str, BatteryLife]) -> dict[str, dict[str, Any
             "battery_idle_s": one.idle,
             "battery_working_s": one.working,
         }
-        for name, one in found.items()
+        for name, one in battery_lives(plan, rounds).items()
     }
 
 
-def battery_group_columns(
-    found: Mapping[str, BatteryLife], names: Sequence[str]
-) -> dict[str, str | None]:
-    """For people: `power` (idle to working), `battery idle` and `battery working`. Columns that no
-    device of the plan has are left out."""
-    if not found:
-        return {}
+def group_columns(
+    plan: Plan, rounds: Mapping[str, Round], groups: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, str | None]]:
+    """`power` (idle to working), `battery idle` and `battery working`. Columns that no device of the
+    plan has are left out."""
+    found = battery_lives(plan, rounds)
+    return {name: _group_columns(found, devices) for name, devices in groups.items()} if found else {}
+
+
+def _group_columns(found: Mapping[str, BatteryLife], names: Sequence[str]) -> dict[str, str | None]:
     own = [found[name] for name in names if name in found]
     powers = [one.idle_power for one in own]
     powers += [one.working_power for one in own if one.working_power is not None]
@@ -214,7 +262,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g}s"
 
 
-def battery_remarks(topology: Topology, plan: Plan, rounds: Mapping[str, Round]) -> Iterator[str]:
+def remarks(topology: Topology, plan: Plan, rounds: Mapping[str, Round]) -> Iterator[str]:
     """Yield sentences on devices that power off before the end of the run, and warnings of devices that
     can never return. A device that an entry of the scenario charges is not warned of."""
     found = battery_lives(plan, rounds)
@@ -248,3 +296,35 @@ def _charged(topology: Topology) -> Iterator[str]:
     for entry in topology.scenario:
         if entry.acts_on_battery and entry.verb != "unplug":
             yield from scenario.expand(entry.targets, by_group)
+
+
+def _battery(device: PlannedDevice) -> BatteryConfig | None:
+    return None if device.energy is None else device.energy.battery
+
+
+NUMBERS: Mapping[str, FleetNumber] = {
+    "battery.capacity": (
+        lambda _, device: None if (one := _battery(device)) is None else one.capacity,
+        lambda value: f"{value / 3600:.3g}Wh",
+    ),
+    "battery.initial": (
+        lambda _, device: None if (one := _battery(device)) is None else one.initial,
+        lambda value: f"{value:.0%}",
+    ),
+}
+
+
+def has_charger(device: PlannedDevice) -> bool:
+    return device.energy is not None and device.energy.charger is not None
+
+
+def with_meter(config: DeviceConfig, device: PlannedDevice) -> DeviceConfig:
+    """Let the init count the device's energy."""
+    return config if device.energy is None else replace(config, energy=device.energy, cpu=device.cpu)
+
+
+def entry(device: PlannedDevice) -> dict[str, Any] | None:
+    """Leave out the charger's settings, except whether there is one: its trace may be long."""
+    if (config := device.energy) is None:
+        return None
+    return {**asdict(replace(config, charger=None)), "charger": config.charger is not None}

@@ -1,0 +1,1 @@
+"""Energy of the devices of a run: power draw, battery, charger."""
