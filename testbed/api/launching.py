@@ -38,7 +38,6 @@ from testbed.plan import (
     plan_tables,
 )
 from testbed.plan import rounds as expected
-from testbed.plan.feasibility import gib
 from testbed.plan.features import PARTS
 from testbed.run import live_runs, preparing
 from testbed.run import up as upping
@@ -46,6 +45,7 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.live_files import RecordFollower, last_start
 from testbed.topology import Topology
+from testbed.topology.units import gib
 from testbed.topology.yamlfile import Boundary
 from testbed.tracking import tracking_run
 from testbed.view import View

@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.disk import files
 from testbed.fidelity.limits import RequestedLimits
-from testbed.fidelity.real_devices import RealDeviceFigures
+from testbed.fidelity.part import FeatureFigures
 
 FORMAT = 1
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
@@ -38,10 +38,6 @@ _LOSS_SLACK = 0.02
 """Tolerance for the share of lost round trips, beside random deviations."""
 _CHANCE_SIGMAS = 4.0
 """Larger deviations from the expected value do not count as random."""
-_CONTEXT_BYTES = 512 * 2**20
-"""Upper bound of the memory of a process's CUDA context, which NVML counts, but the process does not
-request. Usual values are some hundred MB; they were not measured here."""
-
 Interval = tuple[float, float]
 """Begin and end in seconds of device time."""
 
@@ -89,60 +85,6 @@ class RequestedLink:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedGpu:
-    share: float
-    """Maximum share of the GPU's multiprocessors."""
-    memory: int | None = None
-    """Maximum bytes; None if not limited."""
-    limited: bool = False
-    """True if MPS has to enforce share and memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFidelity:
-    """Use of a GPU by a device, from NVML's samples."""
-
-    requested: RequestedGpu
-    samples: int
-    """Number of samples in which the client used the GPU."""
-    memory: int | None
-    """Largest use in a sample, in bytes; None if NVML does not report it."""
-    sm: float | None
-    """Mean share of the time in which a kernel of the client ran; None if NVML does not report it, as
-    for all clients of MPS."""
-    outside: int
-    """Number of samples that show the client outside MPS, although MPS has to limit it."""
-
-    @property
-    def over_memory(self) -> bool:
-        """CUDA's context is allowed in addition."""
-        limit = self.requested.memory
-        return limit is not None and (self.memory or 0) > limit + _CONTEXT_BYTES
-
-    def unjudged(self) -> Iterator[str]:
-        """Yield a sentence for each check that was not possible."""
-        if not self.samples:
-            yield "its GPU: NVML saw no process of the device on it"
-            return
-        if self.requested.limited:
-            yield (
-                "its share of the GPU: MPS limited it, but NVML does not report on how many "
-                "multiprocessors a client of MPS runs"
-            )
-        if self.requested.memory is not None and self.memory is None:
-            yield "its GPU memory: NVML does not report the memory of the process"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "share": {"asked": self.requested.share, "got": None},
-            "memory": {"asked": self.requested.memory, "got": self.memory},
-            "sm": _round(self.sm),
-            "samples": self.samples,
-            "outside": self.outside,
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Requested:
     device: str
     group: str
@@ -153,7 +95,6 @@ class Requested:
     away: tuple[Interval, ...] = ()
     """Intervals in which the device was frozen, down or starting: from the order, or the end of the
     client, until the device's CPU limit is in effect again."""
-    gpu: RequestedGpu | None = None
     node: str | None = None
     """None if there is only one node."""
 
@@ -172,7 +113,7 @@ class Carried:
     def as_dict(self) -> dict[str, Any]:
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
-        return {name: _round(value) for name, value in values.items()}
+        return {name: rounded(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,28 +133,6 @@ class Figure:
     def distance(self) -> float:
         """Absolute error in percent, as a sort key; −1 without an error."""
         return -1.0 if self.error is None else abs(self.error)
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentFidelity:
-    """Requested and measured figures of one direction of a segment, in bit/s on the wire."""
-
-    segment: str
-    way: str
-    alone: Figure
-    """Rate of a single sender, before the run clock started."""
-    together: Figure
-    """Rate of all senders at once, before the run clock started."""
-    background: Figure
-    """Mean rate of the segment's own background traffic: offered and delivered."""
-
-    def as_dict(self) -> dict[str, Any]:
-        figures = (("alone", self.alone), ("together", self.together), ("background", self.background))
-        return {
-            name: {"asked": _round(one.requested), "got": _round(one.got), "error": _round(one.error)}
-            for name, one in figures
-            if one != Figure()
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +160,6 @@ class DeviceFidelity:
     probes: int
     """Number of probes of the link."""
     round_trips: int = 0
-    gpu: GpuFidelity | None = None
     node: str | None = None
     """None if there is only one node."""
     wrong_limits: tuple[str, ...] = ()
@@ -306,8 +224,6 @@ class DeviceFidelity:
             figure.requested is not None for name, figure in self.figures.items() if name != CPU
         ) and (not self.probes):
             yield "its link: it was never measured"
-        if self.gpu is not None:
-            yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
         entries: dict[str, Any] = {"group": self.group}
@@ -322,9 +238,7 @@ class DeviceFidelity:
                     "demand": self.demand.got,
                     "wanted": self.wanted,
                 }
-            entries[name] = {key: _round(value) for key, value in values.items()}
-        if self.gpu is not None:
-            entries["gpu"] = self.gpu.as_dict()
+            entries[name] = {key: rounded(value) for key, value in values.items()}
         if self.carried:
             entries |= {f"{way}_carried": one.as_dict() for way, one in self.carried.items()}
         if self.wrong_limits:
@@ -352,25 +266,12 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureFigures:
-    """Figures of a feature that are shown beside those of the devices, and are not judged."""
-
-    feature: str
-    """Key in `fidelity.json`."""
-    figures: Mapping[str, float | None]
-    text: str
-    """The figures in words, for the summary."""
-
-
-@dataclass(frozen=True, slots=True)
 class Fidelity:
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
     """Other host -> maximum error, in seconds, of the times recorded for its devices. Empty if there is
     only one host."""
     features: tuple[FeatureFigures, ...] = ()
-    segments: tuple[SegmentFidelity, ...] = ()
-    real: tuple[RealDeviceFigures, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -382,26 +283,19 @@ class Fidelity:
         `wanted` of DeviceFidelity.
 
         `clocks` has the `uncertainty` of the clock of each other host, in seconds. `clocks` is left out
-        if there is only one host. Each of `features` has a key with its figures. `segments` has an
-        entry per segment, and in it one per direction, with the figures of SegmentFidelity. It is left
-        out if devices share no segment.
-        `real` has an entry per real device, with the fields of RealDeviceFigures. It is left out if all
-        devices are emulated.
+        if there is only one host. Each feature that has an entry adds it (`segments`, for example).
         """
-        clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
+        clocks = {host: {"uncertainty": rounded(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
-        found: dict[str, Any] = {
+        for feature in self.features:
+            for device, entry in feature.devices.items():
+                devices[device][feature.feature] = entry
+        return {
             "format": FORMAT,
             "devices": devices,
             **({"clocks": clocks} if clocks else {}),
+            **{feature.feature: feature.entry for feature in self.features if feature.entry},
         }
-        for feature in self.features:
-            found[feature.feature] = {name: _round(one) for name, one in feature.figures.items()}
-        for one in self.segments:
-            found.setdefault("segments", {}).setdefault(one.segment, {})[one.way] = one.as_dict()
-        for real in self.real:
-            found.setdefault("real", {})[real.device] = real.as_dict()
-        return found
 
     def save(self, path: Path) -> None:
         """Raises OSError; then no partial file is left."""
@@ -421,5 +315,5 @@ class Fidelity:
         return max(found, key=lambda worst: abs(worst.error), default=None)
 
 
-def _round(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

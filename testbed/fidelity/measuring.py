@@ -18,10 +18,6 @@ seconds divided by the sum of both times are the share that the device got while
 a quota this share is the requested one, or more if short bursts fit into the quota. It is less only if
 other processes took the CPU.
 
-GPU. The largest memory use of a client in NVML's samples must be within the limit. If MPS has to limit
-the client, all samples must show the client under MPS, because a client that did not find MPS has the
-whole GPU. NVML does not report how many multiprocessors a client uses.
-
 Limits. A device's init reads the limits of its container from the kernel at the start and after each
 change. Each limit must be as requested.
 
@@ -57,11 +53,9 @@ from testbed.fidelity.figures import (
     DeviceFidelity,
     Fidelity,
     Figure,
-    GpuFidelity,
     Interval,
     Requested,
     RequestedCpu,
-    RequestedGpu,
     RequestedLink,
 )
 from testbed.fidelity.limits import RequestedLimits, differences
@@ -125,12 +119,11 @@ def measure(
     limits of the device's control group from that time on.
     """
     usage: dict[str, list[_UsageAt]] = {}
-    on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_LinkProbeAt]] = {}
     limits: dict[str, list[_LimitsAt]] = {}
     queues: dict[tuple[str, str], list[_QueueAt]] = {}
     for sample in samples:
-        at, name = _number(sample, "at"), sample.get("device")
+        at, name = number(sample, "at"), sample.get("device")
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
@@ -142,11 +135,9 @@ def measure(
             with suppress(MessageError):
                 read = _LimitsAt(when, messages.of_telemetry(messages.CgroupLimits, sample["limits"]))
                 limits.setdefault(name, []).append(read)
-        elif when >= clock.begin and isinstance(gpu := sample.get("gpu"), Mapping):
-            on_gpu.setdefault(name, []).append(gpu)
-        elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
-            counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
-            demand = (_number(sample, key) for key in ("ran", "waited"))
+        elif when >= clock.begin and (cpu := number(sample, "cpu")) is not None:
+            counters = (number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
+            demand = (number(sample, key) for key in ("ran", "waited"))
             usage.setdefault(name, []).append(_UsageAt(when, cpu, *counters, *demand))
             for way, key in _LINKS.items():
                 if (queue := _queue(when, sample.get(key))) is not None:
@@ -163,10 +154,7 @@ def measure(
             found = replace(found, wrong_limits=wrong, unread_limits=unread)
         looked = {way: queues.get((one.device, way)) for way in _LINKS}
         carried = {way: _carried_traffic(known) for way, known in looked.items() if known is not None}
-        found = replace(found, carried=carried)
-        if one.gpu is not None:
-            found = replace(found, gpu=_gpu(one.gpu, on_gpu.get(one.device, ())))
-        devices.append(found)
+        devices.append(replace(found, carried=carried))
     return Fidelity(tuple(devices))
 
 
@@ -234,21 +222,8 @@ def _device(
         observed=sum(phase.observed for phase in phases),
         used=_used_share(usage),
         probes=len(probes),
-        round_trips=int(sum(_number(probe.values, "round_trips") or 0 for probe in probes)),
+        round_trips=int(sum(number(probe.values, "round_trips") or 0 for probe in probes)),
         node=requested.node,
-    )
-
-
-def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFidelity:
-    seen = [one for one in samples if _number(one, "memory") != 0 or one.get("mps") is True]
-    memory = [value for one in seen if (value := _number(one, "memory")) is not None]
-    busy = [value for one in seen if (value := _number(one, "sm")) is not None]
-    return GpuFidelity(
-        requested,
-        samples=len(seen),
-        memory=int(max(memory)) if memory else None,
-        sm=sum(busy) / len(busy) if busy else None,
-        outside=sum(one.get("mps") is not True for one in seen) if requested.limited else 0,
     )
 
 
@@ -282,7 +257,7 @@ def _unread_limits(requested: RequestedLimits, read: Sequence[_LimitsAt]) -> str
 def _queue(at: float, fields: object) -> _QueueAt | None:
     if not isinstance(fields, Mapping):
         return None
-    values = [_number(fields, key) for key in ("busy", "left", "allowed")]
+    values = [number(fields, key) for key in ("busy", "left", "allowed")]
     known = [value for value in values if value is not None]
     return _QueueAt(at, *known) if len(known) == len(values) else None
 
@@ -424,7 +399,7 @@ def _link_figure(
     values: dict[int, list[float]] = {}
     for probe in probes:
         at = max(probe.at, phases[0].at)
-        value, phase = _number(probe.values, name), _phase(phases, at, at)
+        value, phase = number(probe.values, name), _phase(phases, at, at)
         if value is not None and phase is not None:
             values.setdefault(phase, []).append(value)
     if not values:
@@ -453,7 +428,7 @@ def _coverage(intervals: Iterable[Interval]) -> _Coverage:
     return lambda begin, end: until(end) - until(begin)
 
 
-def _number(values: Mapping[str, Any], name: str) -> float | None:
+def number(values: Mapping[str, Any], name: str) -> float | None:
     """None if the value is not a finite number of at least 0: devices are not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:

@@ -17,7 +17,7 @@ from agents.device_actions import (
     Switching,
     holds,
 )
-from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
+from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
 from testbed.fidelity.validity import StepDone, TrainingSpan
 from testbed.plan import PlannedDevice
@@ -157,14 +157,12 @@ class _DeviceRequests:
         """Absences that have not ended last until the end of the run."""
         for what in list(self._absent_since):
             self._end_absence(what, math.inf)
-        device, gpu = self.planned, self.planned.gpu
         return Requested(
-            device.name,
-            device.group,
+            self.planned.name,
+            self.planned.group,
             tuple(self._cpu),
             tuple(self._link),
             tuple(sorted(self._away)),
-            None if gpu is None else RequestedGpu(gpu.share, gpu.memory, gpu.limited),
             None if node is None else node.name,
         )
 

@@ -21,15 +21,14 @@ from testbed.fidelity.figures import (
     DeviceFidelity,
     Fidelity,
     Figure,
-    SegmentFidelity,
 )
-from testbed.fidelity.real_devices import RealDeviceFigures
+from testbed.fidelity.part import FeatureFigures
 
-_MAX_ROWS = 20  # more devices are shown by group, as in the other tables
-_NONE = "–"
+MAX_ROWS = 20  # more devices are shown by group, as in the other tables
+NONE = "–"
 _SHORT_SECONDS = 0.05
 """Below this waiting time the share of the rate is not shown: it is that of a few packets."""
-_UNITS = {
+UNITS = {
     "up": ("up Mbit/s", 1e-6),
     "down": ("down Mbit/s", 1e-6),
     "rtt": ("rtt ms", 1e3),
@@ -42,7 +41,7 @@ _UNITS = {
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
     """One per device; one per group and node if there are many devices, with the worst value of each
     figure and the mean of `used`."""
-    if len(fidelity.devices) <= _MAX_ROWS:
+    if len(fidelity.devices) <= MAX_ROWS:
         return fidelity.devices
     groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
     for one in fidelity.devices:
@@ -94,12 +93,9 @@ def render(fidelity: Fidelity) -> RenderableType:
             parts += [Text(), _link_table(shown, columns)]
     if any(one.share is not None for device in shown for one in device.carried.values()):
         parts += [Text(), _carried_table(shown)]
-    if fidelity.segments:
-        parts += [Text(), _segment_table(fidelity.segments)]
-    if on_gpu := [one for one in fidelity.devices if one.gpu is not None]:
-        parts += [Text(), _gpu_table(on_gpu[:_MAX_ROWS])]
-    if fidelity.real:
-        parts += [Text(), _real_table(fidelity.real[:_MAX_ROWS])]
+    for feature in fidelity.features:
+        if feature.rows:
+            parts += [Text(), _feature_table(feature)]
     return Group(*parts, Text(), Text(summary(fidelity)))
 
 
@@ -119,7 +115,7 @@ def summary(fidelity: Fidelity) -> str:
         else:
             line += "; links: not measured"
     for feature in fidelity.features:
-        line += f"; {feature.text}"
+        line += f"; {feature.summary}" if feature.summary else ""
     if fidelity.clocks:
         host = max(fidelity.clocks, key=lambda name: fidelity.clocks[name])
         line += f"; clocks: within {1e3 * fidelity.clocks[host]:.2g} ms of this host's ({host})"
@@ -132,7 +128,7 @@ def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
         "device", CPU, "got", "error", "measured", "used", *(["node"] * on_nodes)
     )
     for one in shown:
-        requested, got, error = _cells(one.figures[CPU])
+        requested, got, error = figure_cells(one.figures[CPU])
         if None not in (one.figures[CPU].requested, one.used) and one.figures[CPU].got is None:
             got, error = _by_demand(one)
         table.add_row(
@@ -141,25 +137,16 @@ def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
             got,
             error,
             f"{one.measured or one.wanted or 0:.0f} s",
-            _number(one.used),
-            *([console.shorten(one.node or _NONE)] * on_nodes),
+            number_text(one.used),
+            *([console.shorten(one.node or NONE)] * on_nodes),
         )
     return table
 
 
-def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
-    table = console.number_table("device", "gpu", "got", "memory MiB", "at most", "SM use")
-    for one in shown:
-        if (gpu := one.gpu) is not None:
-            held = "under MPS" if gpu.samples and not gpu.outside else _NONE
-            table.add_row(
-                console.shorten(one.device),
-                _number(gpu.requested.share),
-                held if gpu.requested.limited else _NONE,
-                _number(gpu.requested.memory, 2**-20),
-                _number(gpu.memory, 2**-20),
-                _number(gpu.sm),
-            )
+def _feature_table(feature: FeatureFigures) -> Table:
+    table = console.number_table(*feature.titles)
+    for first, *others in feature.rows:
+        table.add_row(console.shorten(first), *others)
     return table
 
 
@@ -167,38 +154,19 @@ def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
     """Cells `got` and `error` for a device that was never busy for long, from its CPU share while the
     client wanted to run; `enough` if that is at least the requested one."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
-        return "hardly used", _NONE
+        return "hardly used", NONE
     if one.demand.error is not None and one.demand.error < 0:
-        return _cells(one.demand)[1:]
-    return "enough", _NONE
+        return figure_cells(one.demand)[1:]
+    return "enough", NONE
 
 
 def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
     table = console.number_table(
-        "device", *(title for name in names for title in (_UNITS[name][0], "got", "error"))
+        "device", *(title for name in names for title in (UNITS[name][0], "got", "error"))
     )
     for one in shown:
-        cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
+        cells = [cell for name in names for cell in figure_cells(one.figures[name], UNITS[name][1])]
         table.add_row(console.shorten(one.device), *cells)
-    return table
-
-
-def _real_table(shown: Iterable[RealDeviceFigures]) -> Table:
-    table = console.number_table(
-        "real device",
-        "step ms",
-        *(_UNITS[name][0] for name in ("up", "down", "rtt")),
-        "clock ms",
-        "other work",
-    )
-    for one in shown:
-        table.add_row(
-            console.shorten(one.device),
-            _number(one.step, 1e3),
-            *(_number(getattr(one, name), _UNITS[name][1]) for name in ("up", "down", "rtt")),
-            _NONE if one.clock is None else f"±{_number(one.clock, 1e3)}",
-            _NONE if one.foreign is None else f"{one.foreign:.0%}",
-        )
     return table
 
 
@@ -213,35 +181,22 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
         for way in ways:
             carried = one.carried.get(way)
             if carried is None or carried.share is None:
-                cells += [_NONE, _NONE]
+                cells += [NONE, NONE]
             elif carried.busy < _SHORT_SECONDS:
-                cells += [_NONE, f"{carried.busy:.1f}"]
+                cells += [NONE, f"{carried.busy:.1f}"]
             else:
                 cells += [f"{carried.share:.1%}", f"{carried.busy:.1f}"]
         table.add_row(console.shorten(one.device), *cells)
     return table
 
 
-def _segment_table(segments: Sequence[SegmentFidelity]) -> Table:
-    names = ("alone", "together", "background")
-    shown = [name for name in names if any(getattr(one, name) != Figure() for one in segments)]
-    titles = {"alone": "alone Mbit/s", "together": "all Mbit/s", "background": "background Mbit/s"}
-    table = console.number_table(
-        "segment", *(title for name in shown for title in (titles[name], "got", "error"))
-    )
-    for one in segments:
-        cells = [cell for name in shown for cell in _cells(getattr(one, name), 1e-6)]
-        table.add_row(console.shorten(f"{one.segment} {one.way}"), *cells)
-    return table
+def figure_cells(figure: Figure, scale: float = 1.0) -> tuple[str, str, str]:
+    error = NONE if figure.error is None else f"{figure.error:+.1f}%"
+    return number_text(figure.requested, scale), number_text(figure.got, scale), error
 
 
-def _cells(figure: Figure, scale: float = 1.0) -> tuple[str, str, str]:
-    error = _NONE if figure.error is None else f"{figure.error:+.1f}%"
-    return _number(figure.requested, scale), _number(figure.got, scale), error
-
-
-def _number(value: float | None, scale: float = 1.0) -> str:
+def number_text(value: float | None, scale: float = 1.0) -> str:
     if value is None:
-        return _NONE
+        return NONE
     value *= scale
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from agents.events import Disrupted, Note, WrongSum
 from agents.texts import quantity
-from testbed.fidelity.figures import CPU, RATES, Fidelity, Figure, SegmentFidelity
+from testbed.fidelity.figures import CPU, RATES, Fidelity
 from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
@@ -50,8 +50,6 @@ _CPU_ERROR_PERCENT = 10.0
 _LINK_ERROR_PERCENT = 10.0
 """Maximum error of a link's figure. Queues and TCP's slow start cost a probe some per cent of the
 rate."""
-_SEGMENT_ERROR_PERCENT = 5.0
-"""Maximum error of a segment's rate, in %."""
 FAILED_LINK_PERCENT = 25.0
 """Error of a link's rate above which a run does not start. A busy host causes smaller ones: with twice
 as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a busy host
@@ -169,13 +167,11 @@ def verdict(
         reasons += [f"{name}: {reason}" for reason in load(samples)]
     if (doubt := link_doubt(fidelity)) is not None:
         reasons.append(doubt)
-    if (doubt := segment_doubt(fidelity.segments)) is not None:
-        reasons.append(doubt)
     reasons += [
+        *(reason for feature in fidelity.features for reason in feature.reasons),
         *_slow_links(fidelity),
         *_wrong_limits(fidelity),
         *_unrequested_effects(fidelity),
-        *_gpu_reasons(fidelity),
         *_drift(trainings),
         *_late_steps(steps),
     ]
@@ -183,7 +179,7 @@ def verdict(
     reasons += _disruption_reasons(disruptions)
     reasons += _wrong_sum_reasons(wrong_sums)
     if failures:
-        reasons.append(f"{failures[0]}{_more_text(len(failures))}")
+        reasons.append(f"{failures[0]}{more_text(len(failures))}")
     unjudged = [*_unjudged(host, fidelity)]
     for name, samples in others.items():
         known = [sample for sample in samples if sample.foreign is not None]
@@ -224,21 +220,19 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
             f"the cost of steps: other work took {share:.0%} of this host's CPU time, and may have "
             "slowed down caches and memory"
         )
+    lacking = [(one.device, what) for one in fidelity.devices for what in one.unjudged()]
+    lacking += [one for feature in fidelity.features for one in feature.unjudged]
     reasons: dict[str, list[str]] = {}
-    for one in fidelity.devices:
-        for what in one.unjudged():
-            reasons.setdefault(what.partition(":")[0], []).append(f"{one.device}, {what}")
+    for device, what in lacking:
+        reasons.setdefault(what.partition(":")[0], []).append(f"{device}, {what}")
     for found in reasons.values():
-        yield f"{found[0]}{_more_text(len(found))}"
-    unmeasured = [f"{one.device}, {lack}" for one in fidelity.real if (lack := one.unjudged())]
-    if unmeasured:
-        yield f"{unmeasured[0]}{_more_text(len(unmeasured))}"
+        yield f"{found[0]}{more_text(len(found))}"
 
 
 def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:
     if wrong := [one for one in fidelity.devices if one.wrong_limits]:
         what = "; ".join(wrong[0].wrong_limits)
-        yield f"the kernel has other limits for {wrong[0].device}: {what}{_more_text(len(wrong))}"
+        yield f"the kernel has other limits for {wrong[0].device}: {what}{more_text(len(wrong))}"
 
 
 def _slow_links(fidelity: Fidelity) -> Iterator[str]:
@@ -252,7 +246,7 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
         (begin, end, share), title, device = min(slow, key=lambda entry: entry[0][2])
         yield (
             f"the {title} of {device} carried {share:.0%} of its rate from {begin:.0f} to {end:.0f} s, "
-            f"while packets waited{_more_text(len(slow))}"
+            f"while packets waited{more_text(len(slow))}"
         )
 
 
@@ -266,26 +260,14 @@ def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
         requested = "no loss" if not loss.requested else f"{loss.requested:.1%}"
         yield (
             f"{worst.device} lost {loss.got:.1%} of its round trips, but {requested} was "
-            f"requested{_more_text(len(lossy))}"
+            f"requested{more_text(len(lossy))}"
         )
     slow = [(delay, one) for one in fidelity.devices if (delay := one.unrequested_delay) is not None]
     if slow:
         delay, device = max(slow, key=lambda entry: entry[0])
         yield (
             f"round trips of {device.device} took {1e3 * delay:.0f} ms, but no delay was "
-            f"requested{_more_text(len(slow))}"
-        )
-
-
-def _gpu_reasons(fidelity: Fidelity) -> Iterator[str]:
-    having = [(one.device, one.gpu) for one in fidelity.devices if one.gpu is not None]
-    if free := [device for device, gpu in having if gpu.outside]:
-        yield f"{free[0]} had its whole GPU: its client ran without MPS's limits{_more_text(len(free))}"
-    if over := [(device, gpu) for device, gpu in having if gpu.over_memory]:
-        device, gpu = max(over, key=lambda each: each[1].memory or 0)
-        yield (
-            f"{device} took {(gpu.memory or 0) / 2**20:.0f} MiB of its GPU; the limit was "
-            f"{(gpu.requested.memory or 0) / 2**20:.0f} MiB{_more_text(len(over))}"
+            f"requested{more_text(len(slow))}"
         )
 
 
@@ -365,7 +347,7 @@ def _wrong_shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[st
         return
     reason = (
         f"{worst.device.device} got {worst.figure.got:.3g} of a core, {worst.deviation} than the "
-        f"requested {worst.figure.requested:.3g}{_more_text(off)}"
+        f"requested {worst.figure.requested:.3g}{more_text(off)}"
     )
     full = [sample for sample in host if sample.device_busy >= _FULL_LOAD]
     if full and worst.error < 0:
@@ -381,23 +363,7 @@ def link_doubt(
     if not off or worst is None:
         return None
     title, device = _TITLES[worst.name], worst.device.device
-    return f"the {title} of {device} was {worst.deviation} than requested{_more_text(off)}"
-
-
-def segment_doubt(
-    segments: Sequence[SegmentFidelity], limit: float = _SEGMENT_ERROR_PERCENT
-) -> str | None:
-    """Sentence on segments with an error above `limit` (%) before the start of the run; None if there is
-    none."""
-    off = _segments_beyond(segments, limit)
-    if not off:
-        return None
-    _, worst, figure = max(off, key=lambda entry: entry[0])
-    senders = "one sender" if figure is worst.alone else "all senders"
-    return (
-        f"the rate {worst.way} of segment {worst.segment} for {senders} was {figure.error:+.1f} % off "
-        f"the requested one{_more_text(len(off))}"
-    )
+    return f"the {title} of {device} was {worst.deviation} than requested{more_text(off)}"
 
 
 def wrong_links(fidelity: Fidelity) -> list[str]:
@@ -407,23 +373,6 @@ def wrong_links(fidelity: Fidelity) -> list[str]:
         one.device
         for one in fidelity.devices
         if one.device in rates or one.loss_is_off or one.unrequested_delay is not None
-    ]
-
-
-def wrong_segments(segments: Sequence[SegmentFidelity]) -> list[str]:
-    """Return the segments whose rate, as measured before the run, counts against it."""
-    off = _segments_beyond(segments, _SEGMENT_ERROR_PERCENT)
-    return [*dict.fromkeys(one.segment for _, one, _ in off)]
-
-
-def _segments_beyond(
-    segments: Sequence[SegmentFidelity], limit: float
-) -> list[tuple[float, SegmentFidelity, Figure]]:
-    return [
-        (figure.distance, one, figure)
-        for one in segments
-        for figure in (one.alone, one.together)
-        if figure.distance > limit
     ]
 
 
@@ -442,7 +391,7 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
         worst = max(late, key=lambda step: step.done - step.due)
         yield (
             f"the scenario's step at {worst.due:g} s ({worst.what}) was {worst.done - worst.due:.1f} s "
-            f"late{_more_text(len(late))}"
+            f"late{more_text(len(late))}"
         )
 
 
@@ -455,7 +404,7 @@ def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
         host = max(off, key=lambda name: off[name])
         yield (
             f"times of {host} may be off by {1e3 * off[host]:.2g} ms, at most {1e3 * limit:.2g} ms is "
-            f"allowed{_more_text(len(off))}: the network between the hosts is too slow, or they are too "
+            f"allowed{more_text(len(off))}: the network between the hosts is too slow, or they are too "
             "busy"
         )
 
@@ -474,17 +423,17 @@ def _disruption_reasons(disruptions: Iterable[Disrupted]) -> Iterator[str]:
         since, at = max(found, key=lambda span: span[1] - span[0])
         lasted = at - since >= _MOMENT_SECONDS
         when = f"from {since:.1f} to {at:.1f} s" if lasted else f"at {since:.1f} s"
-        yield f"{reason} {when}{_more_text(len(found))}"
+        yield f"{reason} {when}{more_text(len(found))}"
 
 
 def _wrong_sum_reasons(wrong: Sequence[WrongSum]) -> Iterator[str]:
     if wrong:
         first = wrong[0]
-        more = _more_text(len(wrong))
+        more = more_text(len(wrong))
         yield f"a sum of masked updates was wrong at {first.at:.1f} s ({first.senders}){more}"
 
 
-def _more_text(count: int) -> str:
+def more_text(count: int) -> str:
     return f" (and {count - 1} more)" if count > 1 else ""
 
 

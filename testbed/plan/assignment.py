@@ -14,14 +14,13 @@ from agents import config
 from agents.config import AccessLink, Segment
 from testbed.host.cpus import cpuset
 from testbed.host.nodes import Node
-from testbed.plan import costs, feasibility, model_check, placement, plan_tables
+from testbed.plan import costs, feasibility, model_check, plan_tables
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, with_cpu
 from testbed.plan.features import PARTS
 from testbed.plan.host import HostResources, Measurements, choose_shaper, this_host
 from testbed.plan.placement import (
     SHARED_CAPACITY,
     NodeRequest,
-    PlannedGpu,
     PlannedNode,
     UnplacedDevice,
     divide_node,
@@ -64,9 +63,7 @@ def plan(
     reserved = costs.server_memory(message, len(topology.device_names))
     segments = network.to_segments(topology.segments, catalog.series)
     groups = _groups(topology, found, host, catalog, reserved, segments)
-    problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
-    problems += [problem for part in PARTS for problem in part.refusals(topology, runtime, host)]
-    problems += feasibility.without_real_devices(topology, runtime)
+    problems = [problem for part in PARTS for problem in part.refusals(topology, runtime, host)]
     made = Plan(
         runtime=runtime,
         devices=(),
@@ -84,15 +81,19 @@ def plan(
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
-    # On this host, they are raised with further problems, so that the user sees all at once.
-    if problems and (found.simulated or found.many_hosts):
-        raise topology.source.error(problems)
+    more: Sequence[Problem] = ()
     if found.simulated:
         made = replace(made, devices=tuple(_devices(topology, groups)))
     elif found.many_hosts:
-        made = _on_nodes(topology, made, host, catalog, groups, reserved)
+        made, more = _on_nodes(topology, made, host, catalog, groups, reserved)
     else:
-        made = _on_host(topology, made, host, groups, reserved, problems)
+        made, more = _on_host(topology, made, host, groups, reserved)
+    problems += more
+    for part in PARTS:
+        made, more = part.place(made, topology, host)
+        problems += more
+    if problems:  # all at once
+        raise topology.source.error(problems)
     return replace(made, notes=tuple(plan_tables.plan_notes(topology, made, catalog, host)))
 
 
@@ -102,26 +103,22 @@ def _on_host(
     host: HostResources,
     groups: Sequence[PlannedDevice],
     reserved: int,
-    problems: list[Problem],
-) -> Plan:
-    """`problems`: problems found so far. Raises BadInputError with all problems, if there are any."""
+) -> tuple[Plan, list[Problem]]:
     found, oversubscribe = made.traits, made.is_oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
-        raise topology.source.error([problem])
+        return made, [problem]
     split = len(host.cores) - evaluating
     device_cores = host.cores[1:split] if alone else host.cores
     capacity = float(len(device_cores)) if alone else SHARED_CAPACITY
     dilation = _dilation(topology, capacity, [group.cpu or 0.0 for group in groups])
-    problems += feasibility.unsupported(topology, groups, made.runtime)
+    problems = [*feasibility.unsupported(topology, groups, made.runtime)]
     if found.cgroups:
         problems += feasibility.too_little_cpu(topology, groups, dilation)
         problems += feasibility.too_little_memory(topology, groups)
     shaper, shaper_problems = choose_shaper(topology, found, host.lack_of_netem)
     problems += shaper_problems
-    if found.gpus:
-        problems += placement.gpu_problems(topology, host.gpus, dilation)
     devices = list(_devices(topology, groups, dilation))
     if not oversubscribe:
         at_start = {one.name: one.cpu or 0.0 for one in devices}
@@ -130,16 +127,10 @@ def _on_host(
             *feasibility.too_much_later(topology, capacity * dilation, at_start),
             *feasibility.too_much_memory(topology, groups, host.memory, reserved),
         ]
-    on_gpus: Mapping[str, PlannedGpu] = {}
-    if found.gpus and not problems:
-        on_gpus, no_room = placement.place_on_gpus(topology, host.gpus, oversubscribe=oversubscribe)
-        problems += [] if no_room is None else [no_room]
-    if problems:
-        raise topology.source.error(problems)
     cores = cpuset(device_cores)
-    return replace(
+    made = replace(
         made,
-        devices=tuple(replace(one, cores=cores, gpu=on_gpus.get(one.name)) for one in devices),
+        devices=tuple(replace(one, cores=cores) for one in devices),
         dilation=dilation,
         infrastructure_cpus=cpuset(host.cores[:1]),
         device_cpus=cores,
@@ -148,6 +139,7 @@ def _on_host(
         shaper=shaper,
         aggregator_memory=costs.aggregator_limit(host.memory, devices, reserved),
     )
+    return made, problems
 
 
 def _on_nodes(
@@ -157,12 +149,12 @@ def _on_nodes(
     catalog: Catalog,
     groups: Sequence[PlannedDevice],
     reserved: int,
-) -> Plan:
-    """Raises BadInputError if the nodes cannot run the devices."""
-    found, source, oversubscribe = made.traits, topology.source, made.is_oversubscribed
+) -> tuple[Plan, list[Problem]]:
+    """The plan has no devices if the nodes cannot run them."""
+    found, oversubscribe = made.traits, made.is_oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
-        raise source.error([problem])
+        return made, [problem]
     nodes = tuple(divide_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
     capacity = math.fsum(node.capacity for node in nodes)
     least = [min(catalog.cpu.get(one.name, {HERE: one.cpu or 0.0}).values()) for one in groups]
@@ -178,12 +170,9 @@ def _on_nodes(
         *feasibility.too_little_cpu(topology, groups, dilation),
         *feasibility.too_little_memory(topology, groups),
     ]
-    if not isinstance(placed, UnplacedDevice):
-        problems += feasibility.split_segments(topology, made.segments, placed)
     if isinstance(placed, UnplacedDevice):
         problems.append(feasibility.no_node_fits(topology, placed.request.device, placed.why))
-    if problems or isinstance(placed, UnplacedDevice):
-        raise source.error(problems)
+        return made, problems
     by_id = {node.id: node for node in nodes}
     devices = tuple(
         _on_node(one, by_id[placed[one.name]], catalog) if one.name in placed else one
@@ -194,11 +183,9 @@ def _on_nodes(
             asked = {one.name: one.cpu or 0.0 for one in devices if placed.get(one.name) == node.id}
             most = node.capacity * dilation
             problems += feasibility.too_much_later(topology, most, asked, node.name)
-    if problems:
-        raise source.error(problems)
     first = nodes[0]
     beside = [one for one in devices if placed.get(one.name) == first.id]
-    return replace(
+    made = replace(
         made,
         devices=devices,
         dilation=dilation,
@@ -211,6 +198,7 @@ def _on_nodes(
         placement=placed,
         aggregator_memory=costs.aggregator_limit(host.nodes[0].memory, beside, reserved),
     )
+    return made, problems
 
 
 def _requests(

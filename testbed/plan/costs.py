@@ -41,8 +41,6 @@ NODE_AGENT = 512 * _MIB
 """Memory limit of a node agent's container, in bytes, for runs on several nodes."""
 _ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
 """Memory limit of a router's container, in bytes; and in addition per device, for delayed packets."""
-_MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
-"""Memory limit of the container of NVIDIA's MPS, in bytes; and in addition per device. Not measured."""
 
 
 class HasMemoryLimit(Protocol):
@@ -120,10 +118,6 @@ def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int
 
 def router_limit(devices: int) -> int:
     return _ROUTER + _ROUTED * devices
-
-
-def mps_limit(devices: int) -> int:
-    return _MPS + _MPS_CLIENT * devices
 
 
 MSS = 1448

@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agents.config import Segment, path_of
-from agents.router.segments import MAX_LEVELS
 from agents.texts import quantity
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
-from testbed.topology.units import format_size
+from testbed.topology.units import format_size, gib
 from testbed.topology.yamlfile import Problem, Where
 from testbed.traits import runtime_names, traits
 
@@ -35,8 +33,6 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless_reason:
         yield from _lossy(topology, groups, runtime)
-    if traits(runtime).shaper is None:
-        yield from _deep_segments(topology)
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         where: Where = ("devices", index)
         if group.transfers is not None:
@@ -54,16 +50,6 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
             )
         if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
-        if group.gpu is not None and not traits(runtime).gpus:
-            here = (
-                "" if traits(runtime).images else ", and write runtime: {device: cuda} for this host's"
-            )
-            yield topology.source.problem(
-                (*where, "gpu"),
-                f"the {runtime} runtime gives devices no GPU of their own: remove it{here}, or use the "
-                f"{runtime_names(lambda t: t.gpus)} runtime",
-                at_key=True,
-            )
         if group.image is not None and not traits(runtime).images:
             yield topology.source.problem(
                 (*where, "image"),
@@ -71,49 +57,6 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
                 "remove it, and install the image's packages on this host, or use the "
                 f"{runtime_names(lambda t: t.images)} runtime",
                 at_key=True,
-            )
-
-
-def without_real_devices(topology: Topology, runtime: str) -> Iterator[Problem]:
-    found = traits(runtime)
-    if found.real_devices:
-        return
-    others = runtime_names(lambda t: t.real_devices)
-    why = "simulates its devices" if found.simulated else "cannot reach real devices"
-    for index, group in enumerate(topology.devices):
-        if group.is_real:
-            yield topology.source.problem(
-                ("devices", index, "hosts"),
-                f"the {runtime} runtime {why}: use the {others} runtime, or replace the real devices by "
-                "emulated ones",
-                at_key=True,
-            )
-
-
-def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
-    """`lack_of_cuda`: why this host's PyTorch has no GPU; None if it has one."""
-    found, here = traits(runtime), topology.runtime.device == "cuda"
-    if here and found.images:
-        fix = ", and write gpu: true for the devices that need a GPU" if found.gpus else ""
-        yield topology.source.problem(
-            ("runtime", "device"),
-            f"in the {runtime} runtime each device trains on its own hardware: remove this{fix}",
-            at_key=True,
-        )
-    elif here and lack_of_cuda is not None:
-        yield topology.source.problem(
-            ("runtime", "device"), f"{lack_of_cuda}. Or write device: cpu", at_key=True
-        )
-    general = topology.task.local.build().precision == "float16"
-    for index, group in enumerate(topology.devices):
-        with_gpu = group.gpu is not None if found.images else here
-        if group.local.build().precision == "float16" and not with_gpu:
-            where: Where = ("task",) if general else ("devices", index)
-            fix = "give it gpu" if found.images else "write runtime: {device: cuda}"
-            yield topology.source.problem(
-                (*where, "local", "precision"),
-                f"{group.name} trains on the CPU, but float16 is for GPUs: write bfloat16 or float32, "
-                f"or {fix}",
             )
 
 
@@ -284,43 +227,6 @@ def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
     )
 
 
-def _deep_segments(topology: Topology) -> Iterator[Problem]:
-    """Yield a problem for each segment on a level that the kernel of a router cannot shape."""
-    levels: dict[str | None, int] = {None: 0}
-    for name, segment in topology.segments.items():  # parents come first
-        level = levels[name] = levels[segment.parent] + 1
-        if level > MAX_LEVELS:
-            yield topology.source.problem(
-                ("network", name, "parent"),
-                f"is level {level} of the tree, but the kernel shares at most {MAX_LEVELS} levels: "
-                "leave out levels without a rate, or use the "
-                f"{runtime_names(lambda t: t.shaper is not None)} runtime",
-            )
-
-
-def split_segments(
-    topology: Topology, segments: Mapping[str, Segment], placement: Mapping[str, str]
-) -> Iterator[Problem]:
-    """Yield a problem for each group that shares a segment with devices on another node. `placement`:
-    device -> node."""
-    first: dict[str, str] = {}
-    for index, group in enumerate(topology.devices):
-        path = path_of(group.segment_name, segments)
-        split = (
-            segment.name
-            for name in group.device_names
-            for segment in path
-            if placement[name] != first.setdefault(segment.name, placement[name])
-        )
-        if (shared := next(split, None)) is not None:
-            yield topology.source.problem(
-                ("devices", index, "segment" if group.access is None else "access"),
-                f"{shared} is shared by devices on several nodes, which cannot share a link: put all of "
-                "them on one node, with hosts: [NODE]",
-                at_key=True,
-            )
-
-
 def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
     """A memory limit in the topology is checked when the topology is loaded."""
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
@@ -346,7 +252,3 @@ def _parts(topology: Topology, requests: Sequence[str]) -> str:
         f"{count} x {found[name].pop() if len(found[name]) == 1 else 'drawn'} {name}"
         for name, count in counts.items()
     )
-
-
-def gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.energy import planned as energy
+from testbed.gpu import planned as gpu
 from testbed.plan.part import PlanPart
+from testbed.real_devices import planned as real_devices
+from testbed.secure import planned as secure
+from testbed.segments import planned as segments
+from testbed.selection import planned as selection
 
 PARTS = (
+    PlanPart(notes=selection.notes),
+    PlanPart(refusals=segments.refusals, place=segments.place, notes=segments.notes),
+    PlanPart(refusals=real_devices.refusals, notes=real_devices.notes),
+    PlanPart(notes=secure.notes),
     PlanPart(
         attribute="energy",
         files=energy.files,
@@ -21,6 +30,13 @@ PARTS = (
         init=energy.with_meter,
         entry=energy.entry,
         brings_back=energy.has_charger,
+    ),
+    PlanPart(
+        attribute="gpu",
+        refusals=gpu.refusals,
+        place=gpu.place,
+        notes=gpu.notes,
+        entry=gpu.entry,
     ),
 )
 

@@ -45,6 +45,11 @@ class PlanPart:
     """Problems of the topology with a runtime, which is given by name, and a host."""
     device: Callable[[PlannedDevice, DeviceGroup, Catalog], PlannedDevice] = lambda device, *_: device
     """Completes the device that stands for a group."""
+    place: Callable[[Plan, Topology, HostResources], tuple[Plan, Sequence[Problem]]] = lambda made, *_: (
+        made,
+        (),
+    )
+    """Gives the devices their parts of the machines, and finds problems with them."""
     notes: Callable[[Topology, Plan], Iterable[str]] = _add_nothing
     """Sentences on what is emulated differently, or what the user should know."""
     remarks: Callable[[Topology, Plan, Mapping[str, Round]], Iterable[str]] = _add_nothing

@@ -13,23 +13,20 @@ from typing import Any
 import numpy as np
 
 from agents.config import AccessLink, LocalTraining
-from agents.pipeline.secure.arithmetic import FIELD
 from agents.rules.interface import ClientSide
-from agents.selection.uniform import UniformSelection
 from agents.texts import quantity
 from testbed.host.cpus import cpuset
 from testbed.plan import costs
 from testbed.plan.catalog import Catalog
-from testbed.plan.feasibility import gib
 from testbed.plan.features import PARTS, FeatureColumns
 from testbed.plan.host import HostResources
 from testbed.plan.part import FleetNumber
 from testbed.plan.planned_devices import Plan, PlannedDevice, duration_text
-from testbed.topology import Topology, network
+from testbed.topology import Topology
 from testbed.topology.availability import Availability
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.profiles import DeviceProfile
-from testbed.topology.units import format_duration, format_rate, format_size
+from testbed.topology.units import format_duration, format_rate, format_size, gib
 from testbed.traits import Traits
 
 _MIB = 2**20
@@ -65,29 +62,12 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
             "torch.compile has no effect here: models are trained and evaluated without compilation, "
             "with the same results up to rounding."
         )
-    yield from _selection_notes(topology)
-    used = frozenset(segment.name for _, device in groups for segment in device.path)
-    yield from network.notes(plan.segments, used)
-    if plan.server is not None:
-        address, port = plan.server
-        yield (
-            f"Real devices reach the broker at {address}, port {port}, with TLS and a login each: a "
-            f"firewall of this host must let them, such as sudo ufw allow proto tcp to {address} port "
-            f"{port}. Nothing of them is limited or shaped, unless their group has shape: true: step "
-            "time, rates, round trip, clock and load are measured."
-        )
+    for part in PARTS:
+        yield from part.notes(topology, plan)
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (
             "Models are evaluated after the run (evaluate.when: after): until then no accuracy is "
             "known, and each model to be evaluated is kept on the disk."
-        )
-    if (secure := topology.secure) is not None:
-        largest = secure.updates * secure.largest_weight << secure.bits
-        yield (
-            f"Secure aggregation: sums of {secure.updates} updates stay in the field, "
-            f"{secure.updates} × {secure.largest_weight} × 2^{secure.bits} = {largest:,} of at most "
-            f"{FIELD.p:,}. Any {secure.needed} of {len(secure.clients)} clients can open a sum; the "
-            f"server and {secure.colluding} clients together learn no single update."
         )
     for group, device in groups:
         if (thermal := device.thermal) is not None:
@@ -96,11 +76,6 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
                 f"drops to {thermal.to:g} of its value (thermal), even if it has not trained until "
                 "then."
             )
-    if plan.traits.simulated and any(group.gpu is not None for group in topology.devices):
-        yield (
-            "In virtual time gpu changes nothing: timing, gflops or cpu say how long a device takes, "
-            "and runtime: {device: cuda} computes the trainings on this host's GPU."
-        )
     if plan.traits.simulated and any(group.image is not None for group in topology.devices):
         yield "In virtual time image changes nothing: trainings are computed with this host's packages."
     profiled = any(group.profile is not None for group in topology.devices)
@@ -131,20 +106,6 @@ def _distinct_groups(topology: Topology, plan: Plan) -> Iterator[tuple[DeviceGro
         if not group.is_drawn or kind not in seen:
             seen.add(kind)
             yield group, device
-
-
-def _selection_notes(topology: Topology) -> Iterator[str]:
-    settings = topology.selection
-    if settings is None:
-        return
-    selection, rule = settings.build(), topology.rule
-    result = rule.build().assumes_uniform
-    if result and rule.build().draws and not isinstance(selection, UniformSelection):
-        yield (
-            f"The theory of {rule.name} needs uniform draws: {result}. selection: {settings.name} draws "
-            "otherwise, so that the model may head for another optimum. The chart `contributions` shows "
-            "how far the weights of the devices are from their importance."
-        )
 
 
 def _memory_notes(

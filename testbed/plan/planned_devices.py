@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.config import OUTAGE_RATE, AccessLink, DrawnDuration, LocalTraining, Named, Segment
 from agents.energy import EnergyConfig
@@ -15,7 +15,7 @@ from agents.timing.clock import in_host_time
 from testbed.host.cpus import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.host import Measurements, Shaper
-from testbed.plan.placement import PlannedGpu, PlannedNode
+from testbed.plan.placement import PlannedNode
 from testbed.topology import Topology, Virtual, link_traces, scenario
 from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.fields import Thermal
@@ -23,6 +23,9 @@ from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import Profiles
 from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
+
+if TYPE_CHECKING:
+    from testbed.gpu.planned import PlannedGpu
 
 SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
 """CPU weights on the scale of container engines: weight of a single process, weight of a device with a

@@ -43,17 +43,16 @@ from agents.wire import messages
 from agents.wire.messages import AddressedOrder, MeasureOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError, free_space
-from testbed.fidelity import SegmentClock, host_load, measure, requested, segments
-from testbed.fidelity.figures import RATES, FeatureFigures, Fidelity, SegmentFidelity
+from testbed.fidelity import SegmentClock, host_load, measure, requested
+from testbed.fidelity.figures import RATES, Fidelity
 from testbed.fidelity.host_load import HostSample, OtherWork, Sampler, pause
 from testbed.fidelity.limits import differences
+from testbed.fidelity.part import FeatureFigures
 from testbed.fidelity.validity import (
     FAILED_LINK_PERCENT,
     doubt_note,
     link_doubt,
-    segment_doubt,
     wrong_links,
-    wrong_segments,
 )
 from testbed.host import cpus
 from testbed.host.cpus import CpuReading, cpu_numbers
@@ -65,6 +64,8 @@ from testbed.run.energy_part import EnergyPart
 from testbed.run.scenario_player import AwaitedDevices, ScenarioPlayer, parse_command
 from testbed.rundir.live_files import JUST_NOW, CommandFolder, RecordFollower, Samples
 from testbed.runtimes import Runtime
+from testbed.segments import measured as segments
+from testbed.segments.measured import SegmentFidelity, segment_doubt, wrong_segments
 from testbed.view import View
 
 _TICK_SECONDS = 0.1

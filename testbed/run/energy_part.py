@@ -9,7 +9,8 @@ from agents.device_actions import Action, Charge, EnergyAction, PowerOff, PowerO
 from agents.mqtt.topics import AGGREGATOR
 from agents.wire.messages import AddressedOrder, EnergySample, LogOrder, MessageError, PowerSwitch
 from testbed.errors import BadInputError
-from testbed.fidelity.figures import FeatureFigures
+from testbed.fidelity.figures import rounded
+from testbed.fidelity.part import FeatureFigures
 from testbed.host import cpus
 from testbed.plan.agent_configs import RunSpec, model_bytes
 from testbed.run.round_energy import RoundEnergies, energy_samples
@@ -46,7 +47,8 @@ class EnergyPart:
         emulated, host = self._rounds.consumed, self._host_joules
         measured = "not measured" if host is None else f"{_joules(host)} (RAPL)"
         text = f"energy: {_joules(emulated)} emulated, this host: {measured}"
-        return FeatureFigures("energy", {"emulated": emulated, "host": host}, text)
+        entry = {"emulated": rounded(emulated), "host": rounded(host)}
+        return FeatureFigures(feature="energy", entry=entry, summary=text)
 
     def resume(self, past: Sequence[events.Record]) -> None:
         """Take over the rounds of the run's earlier segments."""

@@ -50,7 +50,7 @@ def describe(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, Any]:
 
 
 _SOURCES = attrgetter(
-    *("group", "cpu", "gflops", "speed", "memory", "power", "gpu", "host", "timing", "link", "path"),
+    *("group", "cpu", "gflops", "speed", "memory", "power", "host", "timing", "link", "path"),
     *(part.attribute for part in PARTS if part.attribute),
 )
 """Attributes of a planned device from which its entry is made."""
@@ -85,7 +85,6 @@ def _entry(device: PlannedDevice, samples: int, importance: float, labels: list[
         "memory": device.memory,
         "power": device.power,
         **{part.attribute: entry for part in PARTS if (entry := part.entry(device)) is not None},
-        **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
         **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
         **({"host": device.host} if device.host is not None else {}),
         **({"shape": asdict(device.shape)} if device.shape is not None else {}),

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from agents import events
 from agents.events import COMPLETE
 from agents.texts import quantity
-from agents.timing.clock import in_device_time
 from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, from_os_error
-from testbed.fidelity import SegmentClock, host_load, measure, real_devices, requested, segments
+from testbed.fidelity import SegmentClock, host_load, measure, requested
+from testbed.fidelity.features import feature_figures
 from testbed.fidelity.host_load import FreeCores
+from testbed.fidelity.part import Evidence
 from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.host.cpus import keep_awake
 from testbed.host.signals import uninterrupted
@@ -28,7 +29,6 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.live_files import Samples
 from testbed.runtimes import emulator, simulator
 from testbed.topology import Topology, load
 from testbed.topology.devices import DeviceGroup
@@ -50,31 +50,32 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     begins = [record.at for record in records if isinstance(record, events.RunStarted)]
     begin = begins[-1] if begins else 0.0
     end = max((record.at for record in records), default=math.inf)
-    dilation = spec.plan.dilation
+    evidence = Evidence(
+        spec=spec,
+        records=records,
+        epoch=epoch / spec.plan.dilation,
+        begin=begin,
+        end=end,
+        clocks=controller.clocks,
+        loads=controller.other_samples,
+    )
     devices = requested.devices(spec, records)
     trainings = requested.trainings(devices, records)
     fidelity = measure(
         devices,
-        (in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
-        SegmentClock(epoch / dilation, begin=begin, end=end),
+        evidence.samples(),
+        SegmentClock(evidence.epoch, begin=begin, end=end),
         trainings,
     )
     fidelity = replace(
         fidelity,
         clocks=controller.clocks,
-        features=controller.feature_figures,
-        segments=segments.of_run(spec, records, epoch / dilation, begin, end),
-        real=real_devices.of_run(
-            {one.name: str(one.host) for one in spec.plan.real_devices},
-            records,
-            Samples(spec.directory.telemetry).read(),
-            controller.clocks,
-            controller.other_samples,
-        ),
+        features=(*controller.feature_figures, *feature_figures(evidence)),
     )
     fidelity.save(spec.directory.fidelity)
-    if fidelity.real:
-        spec.directory.write_manifest(real={one.device: one.as_dict() for one in fidelity.real})
+    in_manifest = {one.feature: one.entry for one in fidelity.features if one.is_in_manifest}
+    if in_manifest:
+        spec.directory.write_manifest(**in_manifest)
     steps = tuple(requested.steps(records))
     last = verdict(
         controller.host_samples,

@@ -166,6 +166,11 @@ def format_duration(seconds: float) -> str:
     return _largest_whole(Fraction(repr(seconds)), _DURATIONS, otherwise="s")
 
 
+def gib(count: int) -> str:
+    """`1.5 GiB`."""
+    return f"{count / 2**30:.1f} GiB"
+
+
 def format_size(count: int) -> str:
     """Take the largest binary unit that gives a whole number: 536870912 is `512MiB`."""
     return _largest_whole(Fraction(count), _BINARY_SIZES)

@@ -66,7 +66,7 @@ def traces(folder: Path) -> Iterator[Read]:
         topology.write_text(_TOPOLOGY.format(devices))
         found = topologies.load(topology)
         made = catalog.read(found)
-        return [one.model_dump() for one in found.devices], made.traces, made.chargers, made.profiles
+        return [one.model_dump() for one in found.devices], [*made.contents.values()], made.profiles
 
     def named(draw: random.Random) -> object:
         devices, text = draw.choice([*_EXAMPLES.items()])

@@ -8,11 +8,11 @@ from io import StringIO
 from rich.console import Console
 
 from testbed.dashboard import board
-from testbed.fidelity import real_devices
 from testbed.fidelity.figures import Fidelity
 from testbed.fidelity.host_load import HostSample
 from testbed.fidelity.table import render
 from testbed.fidelity.validity import verdict
+from testbed.real_devices import measured
 
 PROBE = {"up": 2e7, "down": 4e7, "rtt": 0.012, "jitter": 0.001}
 
@@ -31,14 +31,14 @@ def sample(foreign: float) -> HostSample:
 
 
 def fidelity(foreign: float = 0.02, clock: float = 4e-4) -> Fidelity:
-    real = real_devices.of_run(
+    real = measured.of_run(
         {"pi": "pi@raspi"},
         (),
         [{"device": "pi", "at": 1.0, "probe": PROBE}, {"device": "near", "at": 1.0, "probe": {"up": 1}}],
         {"pi@raspi": clock},
         {"pi@raspi": [sample(foreign)]},
     )
-    return Fidelity((), clocks={"pi@raspi": clock}, real=real)
+    return Fidelity((), clocks={"pi@raspi": clock}, features=(measured.shown(real),))
 
 
 def test_figures_of_real_device_are_saved_and_shown() -> None:
@@ -61,13 +61,13 @@ def test_competing_load_and_clock_of_real_device_count_against_the_run() -> None
 
 
 def test_real_device_without_measurements_is_not_judged() -> None:
-    unknown = real_devices.of_run({"pi": "pi@raspi"}, (), (), {}, {})
-    found = verdict([], Fidelity((), real=unknown))
+    unknown = measured.of_run({"pi": "pi@raspi"}, (), (), {}, {})
+    found = verdict([], Fidelity((), features=(measured.shown(unknown),)))
     assert any("pi, its clock, its link, its load" in sentence for sentence in found.unjudged)
 
 
 def test_page_shows_what_was_measured_of_real_devices() -> None:
-    figures = {one.device: one.as_dict() for one in fidelity().real}
+    figures = fidelity().as_dict()["real"]
     headings, rows = board.real_cells({"real": figures})
     assert [dict(zip(headings, row, strict=True)) for row in rows] == [
         {

@@ -20,6 +20,8 @@ from testbed import fidelity
 from testbed.api import machine as doctor
 from testbed.errors import BadInputError
 from testbed.fidelity import SegmentClock, requested, table
+from testbed.fidelity.features import feature_figures
+from testbed.fidelity.part import Evidence
 from testbed.fidelity.validity import verdict
 from testbed.host import gpus
 from testbed.host.gpus import GpuMeter, Gpus, HostGpu, Lack, Use
@@ -27,7 +29,6 @@ from testbed.plan import HostResources, Plan, device_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.live_files import Samples
 from testbed.runtimes.docker.meter import total_gpu_use
 from testbed.topology import Topology, parse
 
@@ -376,24 +377,23 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
     spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {})
     lines = [encode(GpuSample("a", 100.0 + at, one)) for at, one in enumerate(samples)]
     (tmp_path / "telemetry.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    evidence = Evidence(spec=spec, records=(), epoch=100.0, begin=0.0, end=60.0)
     devices = requested.devices(spec, ())
-    found = fidelity.measure(
-        devices, Samples(tmp_path / "telemetry.jsonl").read(), SegmentClock(100.0, end=60.0), {}
-    )
+    found = fidelity.measure(devices, evidence.samples(), SegmentClock(100.0, end=60.0), {})
+    found = replace(found, features=feature_figures(evidence))
     return found, verdict((), found)
 
 
 def test_device_within_mps_limits_is_reported_and_not_judged(tmp_path: Path) -> None:
     on = GpuFigures(1500 * 2**20, None, mps=True)
     found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, GpuFigures(2**30, None, mps=True))
-    one, other = found.devices
-    assert other.gpu is None
-    assert (one.gpu.samples, one.gpu.memory, one.gpu.outside) == (2, 1500 * 2**20, 0)
+    devices = found.as_dict()["devices"]
+    assert "gpu" not in devices["b"]
+    assert (devices["a"]["gpu"]["samples"], devices["a"]["gpu"]["outside"]) == (2, 0)
     assert not [reason for reason in validity.reasons if "GPU" in reason]
     (why,) = [text for text in validity.unjudged if "GPU" in text]
     assert "a, its share of the GPU: MPS limited it, but NVML does not report" in why
-    assert found.as_dict()["devices"]["a"]["gpu"]["memory"] == {"asked": 2 * GIB, "got": 1500 * 2**20}
-    assert "gpu" not in found.as_dict()["devices"]["b"]
+    assert devices["a"]["gpu"]["memory"] == {"asked": 2 * GIB, "got": 1500 * 2**20}
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_manifest_names_the_gpu_of_each_device(tmp_path: Path) -> None:
 
 def test_use_of_a_whole_gpu_is_reported(tmp_path: Path) -> None:
     found, validity = judged(tmp_path, GpuFigures(GIB, 0.5), GpuFigures(GIB, 0.7), gpu="true")
-    assert found.devices[0].gpu.sm == pytest.approx(0.6)
+    assert found.as_dict()["devices"]["a"]["gpu"]["sm"] == pytest.approx(0.6)
     assert not [text for text in (*validity.reasons, *validity.unjudged) if "GPU" in text]
     shown = StringIO()
     Console(file=shown, width=120).print(table.render(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from agents.links import background
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, Plan, plan
 from testbed.plan.catalog import read
-from testbed.plan.feasibility import split_segments
+from testbed.segments.planned import place
 from testbed.topology import load, parse
 
 HEAD = """
@@ -56,11 +57,12 @@ def test_devices_get_the_path_to_the_root_and_its_end_to_end_properties() -> Non
 
 
 def test_segment_with_devices_on_several_nodes_is_refused() -> None:
-    topology = parse(HEAD + TREE)
-    segments = _plan(TREE).segments
+    topology, host = parse(HEAD + TREE), HostResources(cores=(0,), memory=2**33)
     nodes = {"phone-1": "n1", "phone-2": "n1", "home": "n2", "alone": "n2"}
-    assert not [*split_segments(topology, segments, nodes)]
-    (problem,) = split_segments(topology, segments, {**nodes, "phone-2": "n2"})
+    together = replace(_plan(TREE), placement=nodes)
+    assert place(together, topology, host) == (together, [])
+    apart = replace(together, placement={**nodes, "phone-2": "n2"})
+    (problem,) = place(apart, topology, host)[1]
     assert problem.message.startswith("devices[0].segment: cell is shared by devices on several nodes")
     assert "hosts: [NODE]" in problem.message
 

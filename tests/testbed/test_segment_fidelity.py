@@ -8,8 +8,7 @@ from agents import events
 from agents.config import Background, Segment
 from agents.device_actions import Disconnect, Reconnect, SetBackground, to_json
 from testbed.fidelity.figures import Figure
-from testbed.fidelity.segments import background_spans, measure_segments
-from testbed.fidelity.validity import segment_doubt
+from testbed.segments.measured import background_spans, measure_segments, segment_doubt
 
 SEGMENTS = {
     "backhaul": Segment("backhaul", up=2_000_000),

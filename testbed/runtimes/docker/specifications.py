@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.node import mps
 from testbed.broker import BROKER, MOSQUITTO_CONF, mosquitto_command
+from testbed.gpu.planned import PlannedGpu, mps_limit
 from testbed.host import kernel
 from testbed.host.cpus import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.kernel import DEVICES, INFRASTRUCTURE
 from testbed.plan import Plan, PlannedDevice, agent_configs, costs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
-from testbed.plan.placement import PlannedGpu
 from testbed.plan.planned_devices import DEVICES_WEIGHT
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ class _SpecificationBuilder:
             command=("python3", "-m", "agents.node.mps", agent_configs.MPS_FOLDER),
             mounts=(self._mps_folder,),
             cpu=self._infrastructure,
-            memory=costs.mps_limit(len(spec.plan.devices)),
+            memory=mps_limit(len(spec.plan.devices)),
             gpus=spec.plan.shared_gpus,
             ipc="shareable",
         )

@@ -32,9 +32,9 @@ from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance, LinkF
 from testbed.broker.access import listening
 from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
-from testbed.fidelity.real_devices import RealDeviceFigures
 from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
+from testbed.real_devices.measured import RealDeviceFigures
 from testbed.runtimes import HostReading
 from testbed.runtimes.ssh import environment, removal
 from testbed.runtimes.ssh.connection import (

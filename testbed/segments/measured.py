@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,10 @@ from agents.links import background
 from agents.timing.clock import in_device_time
 from agents.wire import messages
 from agents.wire.messages import MessageError, NetworkUse, SegmentFigures
-from testbed.fidelity.figures import Figure, SegmentFidelity
+from testbed.fidelity.figures import Figure, rounded
+from testbed.fidelity.part import Evidence, FeatureFigures
+from testbed.fidelity.table import figure_cells
+from testbed.fidelity.validity import more_text
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.live_files import Samples
 
@@ -24,6 +28,55 @@ Span = tuple[float, float]
 """Begin and end, in seconds of device time."""
 _WIRE = 1514 / 1448
 """Bytes on the wire per byte of a transfer."""
+
+
+_COLUMNS = {"alone": "alone Mbit/s", "together": "all Mbit/s", "background": "background Mbit/s"}
+_ERROR_PERCENT = 5.0
+"""Maximum error of a segment's rate, in %."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFidelity:
+    """Requested and measured figures of one direction of a segment, in bit/s on the wire."""
+
+    segment: str
+    way: str
+    alone: Figure
+    """Rate of a single sender, before the run clock started."""
+    together: Figure
+    """Rate of all senders at once, before the run clock started."""
+    background: Figure
+    """Mean rate of the segment's own background traffic: offered and delivered."""
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = (("alone", self.alone), ("together", self.together), ("background", self.background))
+        return {
+            name: {"asked": rounded(one.requested), "got": rounded(one.got), "error": rounded(one.error)}
+            for name, one in figures
+            if one != Figure()
+        }
+
+
+def figures(evidence: Evidence) -> FeatureFigures | None:
+    found = of_run(evidence.spec, evidence.records, evidence.epoch, evidence.begin, evidence.end)
+    entry: dict[str, dict[str, Any]] = {}
+    for one in found:
+        entry.setdefault(one.segment, {})[one.way] = one.as_dict()
+    shown = [name for name in _COLUMNS if any(getattr(one, name) != Figure() for one in found)]
+    doubt = segment_doubt(found)
+    return FeatureFigures(
+        feature="segments",
+        entry=entry,
+        titles=["segment", *(title for name in shown for title in (_COLUMNS[name], "got", "error"))],
+        rows=[
+            [
+                f"{one.segment} {one.way}",
+                *(c for name in shown for c in figure_cells(getattr(one, name), 1e-6)),
+            ]
+            for one in found
+        ],
+        reasons=() if doubt is None else (doubt,),
+    )
 
 
 def of_run(
@@ -159,3 +212,34 @@ def _until(changes: Iterable[tuple[float, float]], end: float) -> Iterator[tuple
             break
         yield at, rate
     yield end, 0.0
+
+
+def segment_doubt(segments: Sequence[SegmentFidelity], limit: float = _ERROR_PERCENT) -> str | None:
+    """Sentence on segments with an error above `limit` (%) before the start of the run; None if there is
+    none."""
+    off = _segments_beyond(segments, limit)
+    if not off:
+        return None
+    _, worst, figure = max(off, key=lambda entry: entry[0])
+    senders = "one sender" if figure is worst.alone else "all senders"
+    return (
+        f"the rate {worst.way} of segment {worst.segment} for {senders} was {figure.error:+.1f} % off "
+        f"the requested one{more_text(len(off))}"
+    )
+
+
+def wrong_segments(segments: Sequence[SegmentFidelity]) -> list[str]:
+    """Return the segments whose rate, as measured before the run, counts against it."""
+    off = _segments_beyond(segments, _ERROR_PERCENT)
+    return [*dict.fromkeys(one.segment for _, one, _ in off)]
+
+
+def _segments_beyond(
+    segments: Sequence[SegmentFidelity], limit: float
+) -> list[tuple[float, SegmentFidelity, Figure]]:
+    return [
+        (figure.distance, one, figure)
+        for one in segments
+        for figure in (one.alone, one.together)
+        if figure.distance > limit
+    ]

@@ -3,16 +3,23 @@ requested."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from agents import events
+from testbed.fidelity.figures import rounded
 from testbed.fidelity.host_load import HostSample, mean
+from testbed.fidelity.part import Evidence, FeatureFigures
+from testbed.fidelity.table import MAX_ROWS, NONE, UNITS, number_text
+from testbed.rundir.live_files import Samples
 
 FIGURES = ("step", "up", "down", "rtt", "jitter", "clock", "foreign")
+_TITLES = (
+    *("real device", "step ms", *(UNITS[name][0] for name in ("up", "down", "rtt"))),
+    *("clock ms", "other work"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +54,40 @@ class RealDeviceFigures:
         missing = [name for name, value in lacking.items() if value is None]
         return f"{', '.join(missing)}: not measured" if missing else None
 
+    def row(self) -> tuple[str, ...]:
+        return (
+            self.device,
+            number_text(self.step, 1e3),
+            *(number_text(getattr(self, name), UNITS[name][1]) for name in ("up", "down", "rtt")),
+            NONE if self.clock is None else f"±{number_text(self.clock, 1e3)}",
+            NONE if self.foreign is None else f"{self.foreign:.0%}",
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        figures = {name: getattr(self, name) for name in FIGURES}
-        rounded = {
-            name: None if one is None or not math.isfinite(one) else float(f"{one:.6g}")
-            for name, one in figures.items()
-        }
-        return {"host": self.host, **rounded}
+        return {"host": self.host, **{name: rounded(getattr(self, name)) for name in FIGURES}}
+
+
+def figures(evidence: Evidence) -> FeatureFigures | None:
+    spec = evidence.spec
+    found = of_run(
+        {one.name: str(one.host) for one in spec.plan.real_devices},
+        evidence.records,
+        Samples(spec.directory.telemetry).read(),
+        evidence.clocks,
+        evidence.loads,
+    )
+    return shown(found) if found else None
+
+
+def shown(found: Sequence[RealDeviceFigures]) -> FeatureFigures:
+    return FeatureFigures(
+        feature="real",
+        entry={one.device: one.as_dict() for one in found},
+        is_in_manifest=True,
+        titles=_TITLES,
+        rows=[one.row() for one in found[:MAX_ROWS]],
+        unjudged=[(one.device, lack) for one in found if (lack := one.unjudged())],
+    )
 
 
 def of_run(

@@ -1,0 +1,1 @@
+"""GPUs of devices, and parts of GPUs."""

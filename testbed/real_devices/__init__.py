@@ -1,0 +1,1 @@
+"""Real devices beside emulated ones, reached by SSH."""

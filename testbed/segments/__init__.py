@@ -1,0 +1,1 @@
+"""Segments of the network, which devices share."""

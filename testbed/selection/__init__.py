@@ -1,0 +1,1 @@
+"""Choice of the clients that train next."""
