@@ -1,4 +1,4 @@
-"""What a feature adds to the fidelity of a run. The features are in `testbed.fidelity.features`."""
+"""Interface of what features add to the fidelity of a run. The features are in `testbed.fidelity.features`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of the part of a run since the last start of its clock."""
+    """Facts about the part of a run since the last start of its clock."""
 
     spec: RunSpec
     records: Sequence[events.Record]
-    """Of the whole run."""
+    """Records of the whole run."""
     epoch: float
     """The samples' monotonic clock at device time 0, in seconds of device time."""
     begin: float

@@ -1,4 +1,4 @@
-"""What a feature may add to the plan of a run. The features are in `testbed.plan.features`."""
+"""Interface of what features add to the plan of a run. The features are in `testbed.plan.features`."""
 
 from __future__ import annotations
 

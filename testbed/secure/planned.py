@@ -1,4 +1,4 @@
-"""What a plan says of secure sums."""
+"""Notes of a plan on secure sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of the selection of clients."""
+"""Notes of a plan on the selection of clients."""
 
 from __future__ import annotations
 
