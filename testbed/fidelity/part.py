@@ -1,4 +1,4 @@
-"""Interface of what features add to the fidelity of a run. The features are in `testbed.fidelity.features`."""
+"""Interface of what features add to the fidelity of a run (`testbed.fidelity.features` lists them)."""
 
 from __future__ import annotations
 
