@@ -22,8 +22,8 @@ from typer.cli import get_docs_for_click
 from analysis.columns import COLUMNS
 from testbed.api import catalog
 from testbed.cli.main import app
-from testbed.topology import json_schema, profiles, surveys
-from testbed.topology.draw_settings import population_names
+from testbed.fleets import surveys
+from testbed.topology import json_schema, profiles
 
 ROOT = Path(__file__).parents[1]
 OF_THE_REPOSITORY = {
@@ -159,7 +159,7 @@ def device_profiles() -> str:
             figures = ", ".join(f"{key} {_plain(value)}" for key, value in entry.figures().items())
             parts.append(f"**`{name}`** {entry.description}: {figures}. Source: {entry.source}")
     parts.append("## Populations")
-    for row in surveys.population_rows(population_names()):
+    for row in surveys.population_rows(profiles.population_names()):
         head = ("weight", *(key for key in row["kinds"][0] if key != "weight"))
         rows = [tuple(_plain(one.get(key)) for key in head) for one in row["kinds"]]
         parts.append(f"**`{row['name']}`** {row['description']} Source: {row['source']}")

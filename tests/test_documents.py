@@ -18,9 +18,9 @@ import pytest
 import testbed
 from testbed import topology
 from testbed.errors import BadInputError
+from testbed.fleets.settings import GroupSettings
 from testbed.sweeps import SweepFile
 from testbed.topology import profiles, validation_errors, yamlfile
-from testbed.topology.devices import DeviceGroup
 from tests import browser, documents
 from tests.conftest import unavailable
 from tests.documents import DOCS, DOCUMENTS, PAGES, ROOT, Block
@@ -113,7 +113,7 @@ def check_yaml(text: str) -> None:
     elif "nodes" in data:
         profiles.parse_machines(text)
     elif isinstance(fleet := data.get("devices"), dict) and {"from_run", "from_log"} & fleet.keys():
-        DeviceGroup.model_validate({"name": "recorded", **fleet})  # the record is not here
+        GroupSettings.model_validate({"name": "recorded", **fleet})  # the record is not here
     elif data.keys() <= {"devices", "links"} and isinstance(data.get("devices", {}), dict):
         profiles.parse(text)
     elif "code" not in data:  # with code: tests/test_own_code.py and tests/testbed/test_own_data.py

@@ -128,14 +128,14 @@ def profiles() -> Profiles:
 
 
 def populations() -> list[str]:
-    from testbed.topology.draw_settings import population_names
+    from testbed.topology import profiles as reader
 
-    return population_names()
+    return reader.population_names()
 
 
 def profile_rows(shown: Profiles, populations: Sequence[str] = ()) -> list[dict[str, Any]]:
+    from testbed.fleets import surveys
     from testbed.topology import profiles as reader
-    from testbed.topology import surveys
 
     return [*reader.rows(shown), *surveys.population_rows(populations)]
 
@@ -143,8 +143,8 @@ def profile_rows(shown: Profiles, populations: Sequence[str] = ()) -> list[dict[
 def profile_text(shown: Profiles, *, whole: bool, populations: Sequence[str] = ()) -> str:
     """Return one line per profile, or all details if `whole` is set. `populations`: names of populations
     to add."""
+    from testbed.fleets import surveys
     from testbed.topology import profiles as reader
-    from testbed.topology import surveys
 
     parts = [reader.details(shown) if whole else reader.listing(shown)]
     if populations:

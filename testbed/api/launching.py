@@ -117,7 +117,7 @@ class Launch:
     def hints(self) -> tuple[str, ...]:
         """Sentences on what the topology leaves open; empty for a resumed run, because its topology
         cannot be changed."""
-        return self.topology.hints if self.resumed is None else ()
+        return self.topology.fleet.hints if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
         """Return the reasons why this host would refuse the run. The list is empty if this host would

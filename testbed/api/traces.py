@@ -7,7 +7,7 @@ from typing import Literal
 
 from agents.disk import files
 from testbed.errors import BadInputError
-from testbed.topology import fedscale as reader
+from testbed.fleets import fedscale as reader
 from testbed.topology import link_traces, parse, units, yamlfile
 
 _MOST_BYTES = 2 * 2**30

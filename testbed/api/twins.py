@@ -17,12 +17,13 @@ from testbed.api.topology_input import data_root
 from testbed.data import preparation
 from testbed.errors import BadInputError, writable_folder
 from testbed.fidelity import step_time
+from testbed.fleets import recorded
 from testbed.plan import costs
 from testbed.plan.costs import StepTime
 from testbed.plan.host import Measurements
 from testbed.rundir.directory import RunDirectory
 from testbed.speed import calibration
-from testbed.topology import Topology, Virtual, profiles, recorded, units, yamlfile
+from testbed.topology import Topology, Virtual, profiles, units, yamlfile
 from testbed.traits import is_simulated
 
 if TYPE_CHECKING:

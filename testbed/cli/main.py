@@ -371,7 +371,7 @@ def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
 
     parsed = launching.validate(topology)
     rule, task = parsed.rule.name, parsed.task.name
-    for hint in parsed.hints:
+    for hint in parsed.fleet.hints:
         (console.err() if as_json else console.out()).print(hint, soft_wrap=True)
     if as_json:
         print_json(outputs.ValidTopology(topology, rule, task, len(parsed.device_names)))

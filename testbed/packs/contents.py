@@ -23,8 +23,8 @@ from testbed.packs.layout import DATA, SWEEP, TOPOLOGY
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps.files import KEPT_BESIDE, KEPT_FOLDER, check_not_running
-from testbed.topology import fleets, units, yamlfile
-from testbed.topology.draw_settings import population_names
+from testbed.topology import profiles, units, yamlfile
+from testbed.topology.schema import FLEET
 from testbed.traits import is_simulated
 
 Part = Literal["models", "telemetry", "logs", "inputs", "data"]
@@ -112,7 +112,7 @@ def of_sweep(folder: Path, parts: Sequence[Part]) -> Contents:
     )
     if unfinished := len(index["cells"]) - len(entries):
         contents.remarks.append(f"{quantity(unfinished, 'run')} of the sweep did not finish")
-    sources = _SourceFiles(contents, own, has_fleet=(own / fleets.FILE).is_file())
+    sources = _SourceFiles(contents, own, has_fleet=(own / FLEET).is_file())
     with reading_run(folder):
         _add_yaml(contents, own / SWEEP, SWEEP, sources)
         _add_yaml(contents, own / TOPOLOGY, TOPOLOGY, sources)
@@ -274,7 +274,7 @@ def outside_paths(data: Any) -> Iterator[str]:
     found: list[str] = []
 
     def look(_: str, text: str) -> None:
-        if text not in population_names() and yamlfile.leads_outside(text):
+        if text not in profiles.population_names() and yamlfile.leads_outside(text):
             found.append(text)
 
     yamlfile.replace_paths(data, look)

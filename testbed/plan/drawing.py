@@ -72,7 +72,7 @@ def picture(topology: Topology, plan: Plan) -> Picture:
         if group.link is not None and group.link.trace is not None:
             link = f"{link}, by a trace" if link else "by a trace"
         hardware = device.profile
-        if group.is_drawn and count > 1:
+        if group.origin and count > 1:
             hardware = hardware if _are_equal(one.profile for one in devices) else _DRAWN
             link = link if _are_equal(one.link for one in devices) else _DRAWN
         groups.append(

@@ -103,7 +103,7 @@ def _distinct_groups(topology: Topology, plan: Plan) -> Iterator[tuple[DeviceGro
     for group in topology.devices:
         device = planned[group.name]
         kind = (group.group_name, group.profile, device.memory, device.thermal)
-        if not group.is_drawn or kind not in seen:
+        if not group.origin or kind not in seen:
             seen.add(kind)
             yield group, device
 
@@ -376,7 +376,7 @@ def _drawn(
     topology: Topology, plan: Plan
 ) -> Iterator[tuple[str, list[tuple[DeviceGroup, PlannedDevice]]]]:
     planned = {device.name: device for device in plan.devices}
-    drawn = (group for group in topology.devices if group.is_drawn)
+    drawn = (group for group in topology.devices if group.origin)
     for name, members in itertools.groupby(drawn, lambda group: group.group_name):
         yield name, [(group, planned[group.name]) for group in members]
 

@@ -25,7 +25,7 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import emulator
 from testbed.speed.calibration import Calibration, calibrate
-from testbed.topology import Topology, fleets, load, profiles, yamlfile
+from testbed.topology import Topology, load, profiles, yamlfile
 from testbed.topology.partition import ResampledIndices
 from testbed.topology.profiles import Profiles
 from testbed.topology.yamlfile import Where
@@ -284,8 +284,8 @@ def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> Non
         directory.write_manifest(code=code.digest)
     text = topology.to_yaml(None if code is None else directory.code.name)
     directory.topology.write_text(text, encoding="utf-8")
-    if topology.drawn:
-        directory.fleet.write_text(fleets.as_json(topology.drawn), encoding="utf-8")
+    if topology.fleet.keys:
+        directory.fleet.write_text(topology.fleet.to_json(), encoding="utf-8")
     if plan.profiles != Profiles():
         text = yamlfile.write(plan.profiles.model_dump(mode="json", exclude_defaults=True))
         directory.profiles.write_text(text, encoding="utf-8")

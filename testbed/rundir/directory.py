@@ -47,7 +47,7 @@ class RunDirectory:
         self.measured = path / "measured.yaml"
         """Measurements on the host for this run (`testbed.plan.host`)."""
         self.fleet = path / "fleet.json"
-        """Keys of drawn devices (`testbed.topology.fleets`), only if a group of the topology has
+        """Keys of drawn devices, only if a group of the topology has
         `draw`."""
         self.code = path / "code"
         """Copy of the user's own code (`testbed.user_code`)."""

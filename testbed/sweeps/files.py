@@ -20,10 +20,10 @@ from testbed.data import data_files, datasets
 from testbed.errors import BadInputError
 from testbed.plan.host import FILE as MEASURED
 from testbed.sweeps import Sweep
-from testbed.topology import Topology, fleets, units, yamlfile
-from testbed.topology.draw_settings import population_names
+from testbed.topology import Topology, profiles, units, yamlfile
 from testbed.topology.profiles import FILE as PROFILES
 from testbed.topology.profiles import Profiles
+from testbed.topology.schema import FLEET
 
 # The sweep's file and topology in the sweep's folder, with which the sweep can be run again.
 #
@@ -35,7 +35,7 @@ KEPT_FOLDER = "sweep"
 """Folder in the sweep's folder."""
 FILE = "sweep.yaml"
 TOPOLOGY = "topology.yaml"
-KEPT_BESIDE = (PROFILES, MEASURED, fleets.FILE)
+KEPT_BESIDE = (PROFILES, MEASURED, FLEET)
 """Files beside the topology that planning reads."""
 LOCK = ".lock"
 """File that is locked while the sweep is executed."""
@@ -68,7 +68,7 @@ def _write(sweep: Sweep, folder: Path) -> None:
         path = str(base / text)
         if key == _CODE:
             return names.get(path)
-        if text in population_names() or not (base / text).exists():
+        if text in profiles.population_names() or not (base / text).exists():
             return None
         return path
 
@@ -81,7 +81,7 @@ def _write(sweep: Sweep, folder: Path) -> None:
     if devices or links:
         found = Profiles(devices=devices, links=links).model_dump(mode="json", exclude_defaults=True)
         (folder / PROFILES).write_text(yamlfile.write(found), encoding="utf-8")
-    for name in (MEASURED, fleets.FILE):
+    for name in (MEASURED, FLEET):
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
 

@@ -193,7 +193,7 @@ def run(
         index = Index.read(folder)
         index.recover()
         cells = _each_once(sweep.cells, report)
-        for hint in dict.fromkeys(hint for cell in cells for hint in cell.topology.hints):
+        for hint in dict.fromkeys(hint for cell in cells for hint in cell.topology.fleet.hints):
             report(hint)
         todo = [cell for cell in cells if index.finished_run(cell) is None]
         if done := len(cells) - len(todo):

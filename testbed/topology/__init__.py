@@ -17,11 +17,13 @@ from pydantic import ValidationError
 from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from analysis.alike_devices import MAX_DEVICES
+from testbed import fleets
 from testbed.host.gpus import MPS
-from testbed.topology import consistency, fleets, validation_errors, yamlfile
+from testbed.topology import consistency, yamlfile
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import FOLDER
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
+from testbed.topology.shared_definitions import share_definitions
 from testbed.topology.yamlfile import BOUNDARY_KEY, Boundary, Document, Problem
 from testbed.user_code.inspector import RaisedError, UserCode
 from testbed.user_code.stand_ins import Kind, StandIn, stand_in
@@ -58,7 +60,7 @@ def parse(text: str, name: str = "<text>", limits: Boundary | None = None) -> To
 
 def json_schema() -> dict[str, Any]:
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return dialect | Topology.model_json_schema()
+    return dialect | share_definitions(fleets.json_schema())
 
 
 def validate(document: Document, limits: Boundary | None = None) -> Topology:
@@ -68,23 +70,17 @@ def validate(document: Document, limits: Boundary | None = None) -> Topology:
     for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
         if problem is not None:
             raise document.source.error([problem])
-    document = _with_list_of_groups(_without_extensions(document))
+    document = _without_extensions(document)
     problems = list(_name_problems(document))
     code, classes, wrong = _read_user_code(document, limits)
     problems += wrong
     folder = Path(document.source.name).parent.absolute()
     context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code, BOUNDARY_KEY: limits}
-    topology = validation_errors.validate(Topology, document, problems, context)
-    local = topology.task.local
-    fleet = fleets.draw(topology.devices, topology.seed, local, document, context)
-    if fleet.drawn:
-        source = replace(document.source, members=fleet.members, hints=fleet.hints)
-        document = replace(document, source=source)
-        topology = topology.with_fleet(fleet, document.source)
+    topology, document = fleets.read(document, problems, context)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
-    devices = tuple(group.spelled_out(local) for group in topology.devices)
+    devices = tuple(group.spelled_out(topology.task.local) for group in topology.devices)
     return topology.model_copy(update={"devices": devices})
 
 
@@ -95,15 +91,6 @@ def _without_extensions(document: Document) -> Document:
         return document
     data = {key: value for key, value in document.data.items() if not key.startswith("x-")}
     return replace(document, data=data)
-
-
-def _with_list_of_groups(document: Document) -> Document:
-    """Accept the short form `devices: {from_run: RUN}`."""
-    devices = document.data.get("devices") if isinstance(document.data, dict) else None
-    if not isinstance(devices, dict) or not {"from_run", "from_log"} & devices.keys():
-        return document
-    groups = ({"name": "recorded", **devices},)
-    return replace(document, data={**document.data, "devices": groups})
 
 
 def _read_user_code(
@@ -171,7 +158,7 @@ def _import_hint(traceback: str, code: UserCode | None) -> str:
 
 def _groups(document: Document) -> tuple[Any, ...]:
     devices = document.data.get("devices") if isinstance(document.data, dict) else None
-    return devices if isinstance(devices, tuple) else ()
+    return (devices,) if isinstance(devices, dict) else devices if isinstance(devices, tuple) else ()
 
 
 def _other_kind_problem(document: Document) -> Problem | None:

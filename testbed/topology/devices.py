@@ -27,7 +27,6 @@ from agents.timing.durations import DurationDistribution
 from analysis.alike_devices import MAX_DEVICES
 from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceDataSettings
-from testbed.topology.draw_settings import DrawSettings
 from testbed.topology.energy import EnergySettings, energy_settings
 from testbed.topology.fields import (
     Count,
@@ -224,9 +223,6 @@ def _increasing(actions: tuple[TimedAction, ...]) -> tuple[TimedAction, ...]:
     return actions
 
 
-LogColumn = Literal["client", "start", "end", "bytes", "download", "upload"]
-
-
 class AccessSettings(Model):
     """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Short form of a
     segment without a parent (key `network`). Needs up, down, or both."""
@@ -349,8 +345,8 @@ _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
 
 
 class DeviceGroup(Model):
-    """A device, or `count` devices, which are equal or drawn from a distribution. Needs at least one of
-    cpu, profile, timing, gflops, draw, from_run and from_log, unless `hosts` names real devices."""
+    """A device, or `count` equal devices. Needs at least one of cpu, profile, timing and gflops, unless
+    `hosts` names real devices."""
 
     name: Name = Field(description="Name of the device, or of the group if count is set")
     count: (
@@ -361,31 +357,6 @@ class DeviceGroup(Model):
         ]
         | None
     ) = Field(default=None, description="Number of devices, called name-1, name-2, ...")
-    draw: DrawSettings | None = Field(
-        default=None,
-        exclude_if=lambda draw: draw is None,
-        description="Draw the keys of each device from a survey, a named population, FedScale's traces, "
-        "or distributions. Default: the devices are equal",
-    )
-    from_run: FilePath | None = Field(
-        default=None,
-        exclude_if=lambda path: path is None,
-        description="Directory of a run, relative to the topology file. Each of its devices becomes a "
-        "device with the recorded durations and absences (docs/guide/traces.md)",
-    )
-    from_log: FilePath | None = Field(
-        default=None,
-        exclude_if=lambda path: path is None,
-        description="CSV file with a row per training, relative to the topology file. Each client in it "
-        "becomes a device. Columns: client, start, end (s, or ISO 8601), and optionally bytes (size of "
-        "the update), download and upload (s within start and end)",
-    )
-    columns: dict[LogColumn, str] | None = Field(
-        default=None,
-        exclude_if=lambda columns: columns is None,
-        description="With from_log: column of the file for each of client, start, end, bytes, download "
-        "and upload, such as {client: device_id}. Default: columns with these names",
-    )
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
         default=None, description="CPU share: 1 is one whole core of the host, 2 are two"
@@ -537,8 +508,8 @@ class DeviceGroup(Model):
 
     @model_validator(mode="after")
     def _has_speed(self) -> Self:
-        if self.is_template or self.is_real:
-            return self  # each drawn or recorded device is checked; a real one is as fast as it is
+        if not self.needs_speed:
+            return self
         speeds = (self.cpu, self.profile, self.timing, self.gflops)
         if all(speed is None for speed in speeds):
             raise ValueError(
@@ -555,14 +526,7 @@ class DeviceGroup(Model):
         return self
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        given = [
-            key for key in ("count", "draw", "from_run", "from_log") if getattr(self, key) is not None
-        ]
-        if self.is_recorded and len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} cannot be combined: keep one of them")
-        if self.columns is not None and self.from_log is None:
-            raise ValueError("columns has no effect without from_log: remove it")
+    def _transfers_or_link(self) -> Self:
         if self.transfers is None:
             return self
         shaped = [] if self.link is None else self.link.shaping_keys
@@ -579,13 +543,9 @@ class DeviceGroup(Model):
         return self.segment if self.access is None else self.access.name
 
     @property
-    def is_recorded(self) -> bool:
-        return self.from_run is not None or self.from_log is not None
-
-    @property
-    def is_template(self) -> bool:
-        """Whether the group is replaced by one group per device, with keys drawn or recorded."""
-        return self.draw is not None or self.is_recorded
+    def needs_speed(self) -> bool:
+        """A real device is as fast as it is."""
+        return not self.is_real
 
     @property
     def has_profile_speed(self) -> bool:
@@ -594,22 +554,18 @@ class DeviceGroup(Model):
     def spelled_out(self, local: LocalSettings) -> Self:
         """`local`: settings of the task, which hold where the group has none."""
         changes: dict[str, Any] = {"local": local.changed_by(self.local)}
-        if self.profile is None and not self.is_template and not self.is_real:  # else these have memory
+        if self.profile is None and not self.is_real:  # else these have memory
             changes["memory"] = self.memory or self.default_memory
         return self.model_copy(update=changes)
 
     @property
     def group_name(self) -> str:
-        """For a drawn device, it differs from `name`."""
+        """For a device of a fleet, it differs from `name`."""
         return self._group or self.name
 
     @property
-    def is_drawn(self) -> bool:
-        return self._group is not None
-
-    @property
     def origin(self) -> str:
-        """Source of the keys of a drawn device, such as `survey.csv:7`; empty if it was not drawn."""
+        """Source of the keys of a device of a fleet, such as `survey.csv:7`; otherwise empty."""
         return self._origin
 
     def drawn_device(self, name: str, group: str, origin: str) -> Self:

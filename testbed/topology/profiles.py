@@ -42,6 +42,8 @@ from testbed.topology.yamlfile import Document
 
 FILE = "profiles.yaml"
 _BUILT_IN = Path(__file__).parents[1] / "catalog"
+POPULATIONS = _BUILT_IN / "populations"
+"""From which fleets are drawn: each file is a survey (`testbed.fleets.surveys`)."""
 _WIDTH = 80
 EMULATED = """\
 How a device profile is used: the speeds in training become a CPU share, given
@@ -201,6 +203,10 @@ def load(folder: Path | None = None) -> Profiles:
         devices={name: entry for each in found for name, entry in each.devices.items()},
         links={name: entry for each in found for name, entry in each.links.items()},
     )
+
+
+def population_names() -> list[str]:
+    return sorted(path.stem for path in POPULATIONS.glob("*.csv"))
 
 
 def user_file() -> Path:

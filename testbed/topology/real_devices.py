@@ -17,7 +17,7 @@ _DESTINATION = re.compile(rf"(?:{_USER}@{_HOST}|ssh://(?:{_USER}@)?{_HOST}(?::[0
 """A destination never begins with `-`, so that `ssh` cannot take it for an option."""
 _EMULATED = (
     *("cpu", "profile", "gflops", "timing", "memory", "gpu", "image", "link", "access", "segment"),
-    *("think", "power", "energy", "thermal", "placement", "draw"),
+    *("think", "power", "energy", "thermal", "placement"),
 )
 _SHAPED = ("cpu", "link")
 """Keys that limit a real device with `shape: true`."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from agents import config
 from agents.pipeline import differential
@@ -38,7 +39,6 @@ from testbed.topology.fields import (
     needs_trust,
     with_fields_of,
 )
-from testbed.topology.fleets import DrawnFleet
 from testbed.topology.network import SegmentSettings
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, ScenarioEntry
@@ -126,33 +126,6 @@ class ServerSettings(Model):
         exclude_if=lambda port: port == 8883,
         description="Port at `address`. A firewall of this host must let the real devices reach it",
     )
-
-
-def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
-    if not groups:
-        raise ValueError("found no device, expected at least one such as {name: nano, cpu: 0.25}")
-    return groups
-
-
-class RecordedFleet(Model):
-    """Short form of a fleet that consists of one group with recorded devices."""
-
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={"oneOf": [{"required": [key]} for key in ("from_run", "from_log")]},
-    )
-
-    from_run: str | None = Field(default=None, description="Directory of a run")
-    from_log: str | None = Field(default=None, description="CSV file with a row per training")
-
-
-def _groups(value: Any) -> Any:
-    if isinstance(value, dict):
-        raise ValueError(
-            "expected a list of groups, or a recorded fleet such as {from_run: runs/x} or "
-            "{from_log: log.csv}"
-        )
-    return value
 
 
 class EvaluationSettings(Model):
@@ -344,6 +317,31 @@ class Virtual(Model):
 
 
 SOURCE, USER_CODE = "source", "user_code"
+Keys = dict[str, Any]
+"""Keys of a device group, in the notation of a topology."""
+FLEET = "fleet.json"
+"""File beside a topology: group -> device -> keys (`MadeFleet.keys`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MadeFleet:
+    """Devices that `testbed.fleets` made."""
+
+    written: tuple[Keys | None, ...] = ()
+    """Each group of the file: its keys there, or None if it is a plain group of the topology."""
+    keys: Mapping[str, Mapping[str, Keys]] = dataclasses.field(default_factory=dict)
+    """Group of the file -> device -> its drawn or recorded keys."""
+    hints: tuple[str, ...] = ()
+    """Sentences for the user."""
+
+    def to_json(self) -> str:
+        """Write `keys`, a line per device."""
+        groups = []
+        for group, devices in self.keys.items():
+            each = (f"  {json.dumps(name)}: {json.dumps(keys)}" for name, keys in devices.items())
+            lines = ",\n".join(each)
+            groups.append(f" {json.dumps(group)}: {{\n{lines}\n }}")
+        return "{\n" + ",\n".join(groups) + "\n}\n"
 
 
 class Topology(Model):
@@ -378,12 +376,7 @@ class Topology(Model):
         description="Which idle clients train next, if the rule draws clients. Default: the rule draws "
         "uniformly, and no draw is recorded",
     )
-    devices: Annotated[
-        tuple[DeviceGroup, ...],
-        Field(json_schema_extra={"minItems": 1}),
-        AfterValidator(_at_least_one),
-        BeforeValidator(_groups, json_schema_input_type=tuple[DeviceGroup, ...] | RecordedFleet),
-    ]
+    devices: tuple[DeviceGroup, ...]
     network: Annotated[
         dict[Name, SegmentSettings],
         Field(
@@ -421,8 +414,7 @@ class Topology(Model):
     virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
     _source: Source = PrivateAttr(default=Source())
     _user_code: UserCode | None = PrivateAttr(default=None)
-    _written: tuple[DeviceGroup, ...] = PrivateAttr(default=())
-    _drawn: Mapping[str, Mapping[str, Mapping[str, Any]]] = PrivateAttr(default={})
+    _fleet: MadeFleet = PrivateAttr(default=MadeFleet())
 
     @property
     def source(self) -> Source:
@@ -430,25 +422,19 @@ class Topology(Model):
         return self._source
 
     @property
-    def hints(self) -> tuple[str, ...]:
-        """Sentences about the drawn devices."""
-        return tuple(dict.fromkeys(self._source.hints))
+    def fleet(self) -> MadeFleet:
+        return self._fleet
 
     @property
     def user_code(self) -> UserCode | None:
         """The user's code when the topology was read."""
         return self._user_code
 
-    @property
-    def drawn(self) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-        """Group with `draw` -> device -> drawn keys, in the notation of a topology."""
-        return self._drawn
-
-    def with_fleet(self, fleet: DrawnFleet, source: Source) -> Self:
-        """`source`: the topology's file with the places of the drawn groups. `to_yaml` still writes the
-        groups as they were before the draw."""
-        made = self.model_copy(update={"devices": fleet.groups})
-        made._written, made._drawn, made._source = self.devices, fleet.drawn, source
+    def with_devices(self, groups: Iterable[DeviceGroup], fleet: MadeFleet, source: Source) -> Topology:
+        """`source`: with the places of `groups`."""
+        values = {**dict(self), "devices": tuple(groups)}
+        made = Topology.model_construct(self.model_fields_set, **values)
+        made._source, made._user_code, made._fleet = source, self._user_code, fleet
         return made
 
     @property
@@ -521,14 +507,8 @@ class Topology(Model):
         """Write all defaults, in a form that `testbed.topology.parse` can read. `code`: path of a copy
         of the user's code, if it is another than the topology's."""
         data = self.model_dump(mode="json", by_alias=True)
-        if self._drawn:
-            data["devices"] = list(self._groups_to_write())
+        if self._fleet.keys:
+            groups = zip(self.devices, data["devices"], strict=True)
+            plain = (written for group, written in groups if not group.origin)
+            data["devices"] = [written or next(plain) for written in self._fleet.written]
         return yamlfile.write(data if code is None else data | {"code": code})
-
-    def _groups_to_write(self) -> Iterator[dict[str, Any]]:
-        """A group with `draw` has only the keys of the file, because other keys would override drawn
-        ones."""
-        undrawn = {group.name: group for group in self.devices if not group.is_drawn}
-        for written in self._written:
-            group = undrawn.get(written.name, written)
-            yield group.model_dump(mode="json", by_alias=True, exclude_unset=group.is_template)

@@ -54,7 +54,7 @@ _EXAMPLES = {
 own."""
 
 _SHORT_CHOICE = "choice"
-"""Distribution whose short form has no tag (`testbed.topology.draw_settings`)."""
+"""Distribution whose short form has no tag (`testbed.fleets.settings`)."""
 _TAGS = ("name", "distribution", "scheme", "kind")
 """Keys whose value selects a variant, such as `name` in `rule: {name: fedbuff}`."""
 

@@ -118,11 +118,8 @@ class Source:
     lines: tuple[str, ...] = field(default=(), compare=False)
     values: Mapping[Where, Place] = field(default_factory=dict, compare=False)
     keys: Mapping[Where, Place] = field(default_factory=dict, compare=False)
-    hints: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences for the user about the drawn devices (`testbed.topology.fleets`)."""
     members: tuple[DrawnPlace, ...] = field(default=(), compare=False)
-    """Place of each device group after drawing (`testbed.topology.fleets`); empty if the groups are
-    those of the file."""
+    """Place of each device group, if fleets became groups; empty if the groups are those of the file."""
 
     def _member(self, where: Where) -> DrawnPlace | None:
         if self.members and where[:1] == ("devices",) and len(where) > 1:

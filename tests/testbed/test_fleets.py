@@ -14,11 +14,12 @@ from scipy import stats
 
 from testbed import topology as topologies
 from testbed.errors import BadInputError
+from testbed.fleets import surveys
 from testbed.plan import catalog, plan_tables
 from testbed.plan.assignment import plan
 from testbed.plan.host import HostResources
-from testbed.topology import Topology, fleets, surveys
-from testbed.topology.draw_settings import POPULATIONS, population_names
+from testbed.topology import Topology, profiles
+from testbed.topology.schema import FLEET
 from tests.running import Finished, Testbed
 
 _SURVEY = """\
@@ -60,7 +61,7 @@ def _error(folder: Path, draw: dict[str, Any], **others: Any) -> str:
 
 
 def _drawn(topology: Topology) -> dict[str, Any]:
-    return dict(topology.drawn["phones"])
+    return dict(topology.fleet.keys["phones"])
 
 
 def test_columns_of_a_row_stay_together(tmp_path: Path) -> None:
@@ -180,12 +181,12 @@ def test_written_topology_and_kept_fleet_repeat_the_draw_without_the_survey(tmp_
     kept = tmp_path / "run"
     kept.mkdir()
     (tmp_path / "survey.csv").unlink()
-    (kept / fleets.FILE).write_text(fleets.as_json(topology.drawn))
+    (kept / FLEET).write_text(topology.fleet.to_json())
     (kept / "topology.yaml").write_text(topology.to_yaml())
     repeated = topologies.load(kept / "topology.yaml")
-    assert repeated.drawn == topology.drawn
+    assert repeated.fleet.keys == topology.fleet.keys
     assert [one.name for one in repeated.devices] == [one.name for one in topology.devices]
-    (kept / fleets.FILE).write_text("[")
+    (kept / FLEET).write_text("[")
     with pytest.raises(BadInputError, match="remove the file"):
         topologies.load(kept / "topology.yaml")
 
@@ -315,11 +316,11 @@ def test_device_that_exceeds_the_host_is_refused_with_its_row(tmp_path: Path) ->
         plan(topology, "process", small, catalog.read(topology))
 
 
-@pytest.mark.parametrize("name", population_names())
+@pytest.mark.parametrize("name", profiles.population_names())
 def test_population_has_source_licence_date_and_known_classes(name: str, tmp_path: Path) -> None:
     survey = surveys.read_population(name)
     assert survey.about.keys() == {"about", "source", "licence", "date"}
-    assert (POPULATIONS / f"{name}.csv").stat().st_size < 10_000
+    assert (profiles.POPULATIONS / f"{name}.csv").stat().st_size < 10_000
     devices = _load(tmp_path, {"from": name}, 20, cpu=0.1).devices
     assert all(group.link is not None for group in devices)
 
@@ -354,7 +355,7 @@ def test_commands_plan_draw_and_run_a_fleet(testbed: Testbed, tmp_path: Path) ->
     assert ran.code == 0
     run = Finished.only_one_in(tmp_path / "runs")
     manifest = json.loads((run.path / "manifest.json").read_text())
-    kept = json.loads((run.path / fleets.FILE).read_text())["phones"]
+    kept = json.loads((run.path / FLEET).read_text())["phones"]
     assert {name: facts["cpu"] for name, facts in manifest["devices"].items()} == {
         name: keys["cpu"] for name, keys in kept.items()
     }

@@ -12,6 +12,7 @@ import pytest
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
+from testbed.fleets.settings import WrittenTopology
 from testbed.plan import model_check
 from testbed.topology import Topology, parse
 from tests.running import Testbed
@@ -55,6 +56,7 @@ def normed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def _read_tasks() -> None:
     Topology.model_rebuild(force=True)
+    WrittenTopology.model_rebuild(force=True)
 
 
 def _text(norm: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.topology import fedscale, link_traces, load, parse, yamlfile
+from testbed.fleets import fedscale
+from testbed.topology import link_traces, load, parse, yamlfile
 from tests.running import Testbed
 
 # datasets.simula.no/hsdpa-tcp-logs: the second time is in ms, the first in s; users.ugent.be/~jvdrhoof/

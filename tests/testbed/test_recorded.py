@@ -12,7 +12,8 @@ import pytest
 from analysis.load import Run, load
 from testbed import topology as topologies
 from testbed.errors import BadInputError
-from testbed.topology import Topology, recorded
+from testbed.fleets import recorded
+from testbed.topology import Topology
 from tests.running import Testbed
 
 _TASK = "task: {name: quadratic, centers: [[0], [1], [2], [5]], local: {steps: 4, lr: 0.1}}\n"
@@ -93,9 +94,9 @@ def test_run_from_its_own_record_is_the_same_run(testbed: Testbed) -> None:
     # Recorded times have microseconds, and the errors of about 200 rounds add up.
     assert (left[columns[1:-1]] - right[columns[1:-1]]).abs().to_numpy().max() < 1e-3
     assert list(again.devices["group"].astype(str)) == ["slow", "slow", "fast", "fast"]
-    assert _load(f"{{from_run: {again.path}}}").hints == ()  # a record of a record
+    assert _load(f"{{from_run: {again.path}}}").fleet.hints == ()  # a record of a record
     recorded = _load(f"{{from_run: {original.path}}}", _TASK.replace("steps: 4", "steps: 8"))
-    assert recorded.hints == (
+    assert recorded.fleet.hints == (
         "slow-1 was recorded with trainings of 4 steps, and has trainings of 8: they last as long as "
         "the recorded ones",
     )
@@ -262,7 +263,7 @@ def test_date_without_a_zone_is_in_utc(
 def test_dates_without_a_zone_are_said() -> None:
     rows = "client,start,end\na,2026-01-31T12:00:00,2026-01-31T12:00:10+00:00\na,2026-01-31T12:00:20,"
     Path("log.csv").write_text(rows + "2026-01-31T12:00:30\n")
-    (hint,) = _load("{from_log: log.csv}", _TASK_OF_ONE).hints
+    (hint,) = _load("{from_log: log.csv}", _TASK_OF_ONE).fleet.hints
     assert hint.endswith("log.csv: 3 times without a zone, read as UTC")
 
 

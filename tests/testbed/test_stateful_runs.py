@@ -23,6 +23,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.wire import payloads
 from analysis.load import Run
+from testbed.fleets.settings import WrittenTopology
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
@@ -62,8 +63,10 @@ def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setitem(TASKS, "images", Images)
         Topology.model_rebuild(force=True)
+        WrittenTopology.model_rebuild(force=True)
         yield
     Topology.model_rebuild(force=True)
+    WrittenTopology.model_rebuild(force=True)
 
 
 def finished(folder: Path, parts: int, rounds: int, **other: Any) -> tuple[Run, Vector, Buffers]:

@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
+import yaml
 
 from agents.config import AccessLink, DrawnDuration, LocalTraining, Named
 from agents.rules import RULES
+from agents.tasks import TASKS
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, catalog, plan
@@ -335,6 +338,33 @@ def test_schema_has_the_parameters_of_every_rule_and_task() -> None:
     assert schema["$defs"]["LocalSettings"]["properties"]["lr"]["description"] == "Step size."
     assert schema["$defs"]["EvaluationSettings"]["properties"]["every"]["default"] == "2s"
     json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("instead", "valid"),
+    [
+        ("timing: {distribution: uniform, low: 1s, high: 2s}", True),
+        ("timing: {distribution: uniform, low: 1mbit, high: 2s}", False),
+        ("timing: {distribution: uniform, low: 1s, hihg: 2s}", False),
+        ("draw: {each: {cpu: {distribution: uniform, low: 1, high: 2}}}", True),
+        ("draw: {each: {cpu: {distribution: uniform, low: 1s, high: 2s}}}", False),
+        ("draw: {each: {memory: {distribution: choice, values: [1GiB], weights: [1]}}}", True),
+    ],
+)
+def test_schema_knows_units_of_distributions_that_are_defined_once(instead: str, valid: bool) -> None:
+    validator = jsonschema.Draft202012Validator(topology.json_schema())
+    found = yaml.safe_load(MINIMAL.replace("cpu: 0.1", instead))
+    assert validator.is_valid(found) == valid
+
+
+def test_schema_defines_tasks_with_the_same_keys_once() -> None:
+    schema = topology.json_schema()
+    tasks = schema["properties"]["task"]["discriminator"]["mapping"]
+    assert sorted(tasks) == sorted(TASKS)
+    definition = schema["$defs"][tasks["mnist-mlp"].removeprefix("#/$defs/")]
+    names = {one["const"]: one["description"] for one in definition["properties"]["name"]["oneOf"]}
+    assert names["mnist-cnn"].startswith("MNIST: two 5×5 convolutions")
+    assert tasks["mnist-cnn"] == tasks["mnist-mlp"] != tasks["mnist-logreg"]
 
 
 def test_link_class_expands_to_its_link() -> None:

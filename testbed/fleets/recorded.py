@@ -42,7 +42,8 @@ from agents.device_actions import (
 from agents.disk import files
 from agents.rules import RULES
 from agents.texts import quantity
-from testbed.topology import fields, surveys, units
+from testbed.fleets import surveys
+from testbed.topology import fields, units
 from testbed.topology.units import read_number
 from testbed.traits import is_simulated
 

@@ -1,10 +1,10 @@
-"""Drawn and recorded fleets: each device of a group with `draw`, `from_run` or `from_log` becomes a
-group of its own.
+"""Fleets: groups with `draw`, `from_run` or `from_log` are generators of devices. Each of their devices
+becomes a plain group, so that a topology knows nothing of them.
 
 Each device has generators of its own, whose keys are its name and the key that is drawn, so that its
 draws do not depend on other devices, on the runtime, or on the host.
 
-A run's directory keeps the drawn or recorded keys of each device (`FILE`). If the folder of a topology
+A run's directory keeps the drawn or recorded keys of each device (`FLEET`). If the folder of a topology
 has this file, a run can be repeated without the survey or the recorded run.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,18 @@ import numpy as np
 from agents import random_generators
 from agents.disk import files
 from testbed.errors import BadInputError
-from testbed.topology import fedscale, profiles, recorded, surveys, validation_errors
-from testbed.topology.devices import DeviceGroup, LocalSettings
-from testbed.topology.draw_settings import DrawSettings, population_names
-from testbed.topology.surveys import Survey
+from testbed.fleets import fedscale, recorded, surveys
+from testbed.fleets.settings import (
+    DrawSettings,
+    FedScaleSettings,
+    GroupSettings,
+    WrittenTopology,
+)
+from testbed.topology import profiles, validation_errors
+from testbed.topology.devices import DeviceGroup
+from testbed.topology.schema import FLEET, Keys, MadeFleet, Topology
 from testbed.topology.yamlfile import Document, DrawnPlace, Problem, Source
 
-FILE = "fleet.json"
-"""Content: group -> device -> keys."""
 _MAX_BYTES = 2 * 2**30
 _MAX_SHOWN = 5
 """Devices of a group whose faulty draws are reported."""
@@ -41,71 +45,69 @@ _FEDSCALE_FOLDER = "github.com/SymbioticLab/FedScale, benchmark/dataset/data/dev
 _UNWRITTEN = ("name", "count", "draw", "from_run", "from_log", "columns")
 """Keys of a group that its devices do not have."""
 
-Keys = dict[str, Any]
-"""In the notation of a topology."""
 
-
-@dataclass(frozen=True, slots=True)
-class DrawnFleet:
-    groups: tuple[DeviceGroup, ...]
-    """In the topology's order. A group that is drawn or recorded is replaced by one group per device."""
-    members: tuple[DrawnPlace, ...] = ()
-    """Written group of each of `groups`; empty if nothing was drawn."""
-    drawn: Mapping[str, Mapping[str, Keys]] = field(default_factory=dict)
-    """Written group -> device -> drawn or recorded keys."""
-    hints: tuple[str, ...] = ()
-    """Sentences for the user on recorded devices."""
-
-
-def draw(
-    written: Sequence[DeviceGroup],
-    seed: int,
-    local: LocalSettings,
-    document: Document,
-    context: Mapping[str, Any],
-) -> DrawnFleet:
-    """`written` was read from `document`. `seed`: the topology's seed. `local`: the task's local
-    training. `context`: validation context. Raises BadInputError if a survey or a drawn device has
-    errors."""
-    if not any(group.is_template for group in written):
-        return DrawnFleet(tuple(written))
-    kept = _read_kept(Path(document.source.name).parent / FILE)
+def read(
+    document: Document, problems: Iterable[Problem], context: Mapping[str, Any]
+) -> tuple[Topology, Document]:
+    """Return the topology with plain groups alone, and the document with their places. `context`:
+    validation context. Raises BadInputError that lists `problems`, too, or that lists errors of a survey
+    or of drawn devices."""
+    document = _with_list_of_groups(document)
+    written = validation_errors.validate(WrittenTopology, document, problems, context)
+    kept: Mapping[str, Mapping[str, Keys]] = {}
+    if any(group.is_generator for group in written.devices):
+        kept = _read_kept(Path(document.source.name).parent / FLEET)
     groups: list[DeviceGroup] = []
     members: list[DrawnPlace] = []
-    drawn: dict[str, dict[str, Keys]] = {}
+    keys: dict[str, dict[str, Keys]] = {}
     told: list[str] = []
-    problems: list[Problem] = []
-    for index, group in enumerate(written):
-        template: _Drawing | _RecordedGroup
+    faulty: list[Problem] = []
+    for index, group in enumerate(written.devices):
+        generator: _Drawing | _Recording
         if group.draw is not None:
-            template = _Drawing(group, index, document, context, group.draw, local, seed)
+            generator = _Drawing(written, index, document, context, group.draw)
         elif group.is_recorded:
-            template = _RecordedGroup(group, index, document, context, told.append)
+            generator = _Recording(written, index, document, context, told.append)
         else:
             groups.append(group)
             members.append(DrawnPlace(index))
             continue
         try:
-            found = list(template.devices(kept.get(group.name, {})))
+            found = list(generator.devices(kept.get(group.name, {})))
         except _DrawError as error:
-            problems += error.problems
+            faulty += error.problems
             continue
         groups += [device for device, _ in found]
         members += [DrawnPlace(index, device.origin) for device, _ in found]
-        drawn[group.name] = {device.name: keys for device, keys in found}
-    problems += _name_problems(written, groups, members, document)
-    if problems:
-        raise document.source.error(problems)
-    hints = (*told, *_other_trainings(groups, local, drawn))
-    return DrawnFleet(tuple(groups), tuple(members), drawn, hints)
+        keys[group.name] = {device.name: own for device, own in found}
+    faulty += _name_problems(written.devices, groups, members, document)
+    if faulty:
+        raise document.source.error(faulty)
+    fleet = MadeFleet(
+        tuple(
+            group.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            if group.is_generator
+            else None
+            for group in written.devices
+        ),
+        keys,
+        (*dict.fromkeys(told), *_other_trainings(written, groups, keys)),
+    )
+    document = replace(document, source=replace(document.source, members=tuple(members)))
+    return written.with_devices(groups, fleet, document.source), document
 
 
-def as_json(drawn: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    groups = []
-    for group, devices in drawn.items():
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(keys)}" for name, keys in devices.items())
-        groups.append(f" {json.dumps(group)}: {{\n{lines}\n }}")
-    return "{\n" + ",\n".join(groups) + "\n}\n"
+def json_schema() -> dict[str, Any]:
+    return WrittenTopology.model_json_schema()
+
+
+def _with_list_of_groups(document: Document) -> Document:
+    """Accept the short form `devices: {from_run: RUN}`."""
+    devices = document.data.get("devices") if isinstance(document.data, dict) else None
+    if not isinstance(devices, dict) or not {"from_run", "from_log"} & devices.keys():
+        return document
+    groups = ({"name": "recorded", **devices},)
+    return replace(document, data={**document.data, "devices": groups})
 
 
 def _read_kept(path: Path) -> Mapping[str, Mapping[str, Keys]]:
@@ -125,19 +127,17 @@ def _read_kept(path: Path) -> Mapping[str, Mapping[str, Keys]]:
 
 
 def _other_trainings(
-    groups: Sequence[DeviceGroup],
-    local: LocalSettings,
-    drawn: Mapping[str, Mapping[str, Keys]],
+    topology: Topology, groups: Sequence[DeviceGroup], keys: Mapping[str, Mapping[str, Keys]]
 ) -> Iterator[str]:
     """Warn if trainings have another number of steps than those that were recorded."""
     counts = {
-        name: keys[recorded.STEPS]
-        for devices in drawn.values()
-        for name, keys in devices.items()
-        if recorded.STEPS in keys
+        name: own[recorded.STEPS]
+        for devices in keys.values()
+        for name, own in devices.items()
+        if recorded.STEPS in own
     }
-    for group in groups:
-        steps = local.changed_by(group.local).build().steps
+    for group in groups if counts else ():
+        steps = topology.task.local.changed_by(group.local).build().steps
         if steps is not None and counts.get(group.name, steps) != steps:
             yield (
                 f"{group.name} was recorded with trainings of {counts[group.name]} steps, and has "
@@ -147,14 +147,16 @@ def _other_trainings(
 
 
 def _name_problems(
-    written: Sequence[DeviceGroup],
+    written: Sequence[GroupSettings],
     groups: Sequence[DeviceGroup],
     members: Sequence[DrawnPlace],
     document: Document,
 ) -> Iterator[Problem]:
     """Problems of recorded devices that have the name of another device or group."""
+    if not any(group.is_recorded for group in written):
+        return
     names = Counter(name for group in groups for name in group.device_names)
-    names.update({group.name for group in written if not group.is_template and group.count})
+    names.update({group.name for group in written if not group.is_generator and group.count})
     for group, member in zip(groups, members, strict=True):
         if written[member.index].is_recorded and names[group.name] > 1:
             yield document.source.problem(
@@ -169,54 +171,73 @@ class _DrawError(Exception):
         self.problems = problems
 
 
+_Draw = tuple[str, Keys, str]
+"""Name of a device, its keys, and the place that they come from."""
+
+
 @dataclass(frozen=True)
-class _GroupTemplate:
-    group: DeviceGroup
+class _Generator:
+    topology: WrittenTopology
     index: int
+    """Index of the group."""
     document: Document
     context: Mapping[str, Any]
+
+    @property
+    def group(self) -> GroupSettings:
+        return self.topology.devices[self.index]
 
     def problem(self, message: str, *keys: str) -> Problem:
         return self.document.source.problem(("devices", self.index, *keys), message)
 
-    def _written(self) -> Keys:
+    def draws(self, kept: Mapping[str, Keys]) -> Iterator[_Draw]:
+        raise NotImplementedError
+
+    def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
+        """Yield each device as a plain group, and its drawn or recorded keys. `kept`: by device, in the
+        directory of an earlier run. Raises _DrawError."""
+        made: dict[str, DeviceGroup] = {}
+        faulty = 0
+        problems: list[Problem] = []
+        for name, keys, origin in self.draws(kept):
+            own = {key: one for key, one in keys.items() if key not in (recorded.GROUP, recorded.STEPS)}
+            text = json.dumps(own)
+            if text not in made:
+                try:
+                    made[text] = self.validated(own)
+                except BadInputError as error:
+                    faulty += 1
+                    problems += [
+                        self.problem(f"{name} ({origin}): {one.message}")
+                        for one in surveys.problems_of(error)
+                    ]
+                    if faulty == _MAX_SHOWN:
+                        break
+                    continue
+            group = keys.get(recorded.GROUP, self.group.name)
+            yield made[text].drawn_device(name, group, origin), keys
+        if problems:
+            raise _DrawError(problems)
+
+    def written(self) -> Keys:
         data = self.document.value(("devices", self.index))
         return {key: value for key, value in data.items() if key not in _UNWRITTEN and value is not None}
 
-    def _validated(self, keys: Keys, source: Source | None = None) -> DeviceGroup:
+    def validated(self, keys: Keys, source: Source | None = None) -> DeviceGroup:
         """Keys that the group has in the file win. Raises FaultyFileError."""
-        data = {"name": "drawn", **merged(keys, self._written())}
+        data = {"name": "drawn", **merged(keys, self.written())}
         document = Document(data, source or Source(), ())
         return validation_errors.validate(DeviceGroup, document, context=self.context)
 
 
 @dataclass(frozen=True)
-class _RecordedGroup(_GroupTemplate):
+class _Recording(_Generator):
     remark: Callable[[str], object]
     """Called with a sentence on how a file was read."""
 
-    def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
-        """Yield each device as a group of its own, and its recorded keys. `kept`: by device, in the
-        directory of an earlier run. Raises _DrawError."""
-        found, origin = (kept, FILE) if kept else self._read()
-        faulty: list[Problem] = []
-        for name, keys in found.items():
-            own = {
-                key: value for key, value in keys.items() if key not in (recorded.GROUP, recorded.STEPS)
-            }
-            try:
-                device = self._validated(own)
-            except BadInputError as error:
-                faulty += [
-                    self.problem(f"{name} ({origin}): {one.message}")
-                    for one in surveys.problems_of(error)
-                ]
-                if len(faulty) >= _MAX_SHOWN:
-                    break
-                continue
-            yield device.drawn_device(name, keys.get(recorded.GROUP, self.group.name), origin), keys
-        if faulty:
-            raise _DrawError(faulty)
+    def draws(self, kept: Mapping[str, Keys]) -> Iterator[_Draw]:
+        found, origin = (kept, FLEET) if kept else self._read()
+        return ((name, keys, origin) for name, keys in found.items())
 
     def _read(self) -> tuple[Mapping[str, Keys], str]:
         key = "from_log" if self.group.from_run is None else "from_run"
@@ -236,44 +257,21 @@ class _RecordedGroup(_GroupTemplate):
 
 
 @dataclass(frozen=True)
-class _Drawing(_GroupTemplate):
+class _Drawing(_Generator):
     settings: DrawSettings
-    local: LocalSettings
-    topology_seed: int
 
     def problem(self, message: str, *keys: str) -> Problem:
         return super().problem(message, "draw", *keys)
 
-    def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
-        """Yield each device as a group of its own, and its drawn keys. `kept`: by device, of an earlier
-        run. Raises _DrawError."""
+    def draws(self, kept: Mapping[str, Keys]) -> Iterator[_Draw]:
         names = self.group.device_names
         population = None if all(name in kept for name in names) else self._population()
-        templates: dict[str, DeviceGroup] = {}
-        faulty = 0
-        problems: list[Problem] = []
         for name in names:
-            keys, origin = (kept[name], FILE) if name in kept else self._keys(name, population)
-            text = json.dumps(keys)
-            if text not in templates:
-                try:
-                    templates[text] = self._validated(keys)
-                except BadInputError as error:
-                    faulty += 1
-                    problems += [
-                        self.problem(f"{name} ({origin}): {one.message}")
-                        for one in surveys.problems_of(error)
-                    ]
-                    if faulty == _MAX_SHOWN:
-                        break
-                    continue
-            yield templates[text].drawn_device(name, self.group.name, origin), keys
-        if problems:
-            raise _DrawError(problems)
+            yield (name, *((kept[name], FLEET) if name in kept else self._keys(name, population)))
 
     def _keys(self, device: str, population: _Population | None) -> tuple[Keys, str]:
         """Return the keys, and the place they come from."""
-        seed = self.topology_seed if self.settings.seed is None else self.settings.seed
+        seed = self.topology.seed if self.settings.seed is None else self.settings.seed
 
         def generator(key: str) -> np.random.Generator:
             return random_generators.generator(seed, device, f"draw {key}".rstrip())
@@ -286,15 +284,13 @@ class _Drawing(_GroupTemplate):
     def _population(self) -> _Population | None:
         path = self.settings.origin
         if path is None:
-            if self.settings.fedscale is not None:
-                raise _DrawError([self.problem("needs from", "fedscale")])
             return None
         try:
-            if path in population_names():
+            if path in profiles.population_names():
                 return self._survey(surveys.read_population(path))
             content = self._content(Path(path))
             if content.lstrip()[:1] == b"{" or content[:1] == b"\x80":
-                return self._fedscale(path)
+                return self._fedscale(path, self.settings.fedscale or FedScaleSettings())
             if self.settings.fedscale is not None:
                 message = f"{path} is a survey, not FedScale's client_device_capacity: remove this"
                 raise _DrawError([self.problem(message, "fedscale")])
@@ -308,7 +304,7 @@ class _Drawing(_GroupTemplate):
             return files.read(path, _MAX_BYTES)
         except FileNotFoundError:
             written = self.document.value(("devices", self.index, "draw", "from"))
-            guess = profiles.suggestion(Path(written).name, population_names())
+            guess = profiles.suggestion(Path(written).name, profiles.population_names())
             if path.name in _FEDSCALE_FILES:
                 guess = f"get the file from {_FEDSCALE_FOLDER}"
             message = (
@@ -320,12 +316,12 @@ class _Drawing(_GroupTemplate):
             message = f"{path} cannot be read: {reason}"
         raise _DrawError([self.problem(message, "from")])
 
-    def _survey(self, survey: Survey) -> _Population:
+    def _survey(self, survey: surveys.Survey) -> _Population:
         """Raises FaultyFileError for any of the rows."""
         sample: Keys = {}
         if self.settings.each is not None:
             sample = self.settings.each.draw(lambda key: random_generators.generator(0, "", key))
-        given = {key for key in _SPEEDS if key in sample or key in self._written()}
+        given = {key for key in _SPEEDS if key in sample or key in self.written()}
         if not given and not any(set(_SPEEDS) & row.keys.keys() for row in survey.rows):
             message = (
                 f"{Path(survey.source.name).name} says nothing about the speed of its devices: add one "
@@ -336,7 +332,7 @@ class _Drawing(_GroupTemplate):
         problems = list(surveys.check_names(survey, known))
         for row in survey.rows:
             try:
-                self._validated(merged(row.keys, sample), survey.row_source(row))
+                self.validated(merged(row.keys, sample), survey.row_source(row))
             except BadInputError as error:
                 problems += surveys.problems_of(error)
         if problems:
@@ -349,15 +345,14 @@ class _Drawing(_GroupTemplate):
 
         return drawn
 
-    def _fedscale(self, path: str) -> _Population:
-        settings, written = self.settings.fedscale, self._written()
+    def _fedscale(self, path: str, settings: FedScaleSettings) -> _Population:
         steps: int | None = None
         batch = 0
-        if (settings is None or settings.cpu is None) and not {"cpu", "timing"} & written.keys():
+        if settings.cpu is None and not {"cpu", "timing"} & self.written().keys():
             try:
-                own = self.local.changed_by(self.group.local).build()
+                own = self.topology.task.local.changed_by(self.group.local).build()
             except ValueError:  # reported where it is written
-                own = self.local.build()
+                own = self.topology.task.local.build()
             steps, batch = own.steps, own.batch_size
             if steps is None:
                 message = (
@@ -367,23 +362,22 @@ class _Drawing(_GroupTemplate):
                 raise _DrawError([self.problem(message)])
         capacity = self._traces(path, "from")
         behaviour = None
-        if settings is not None and settings.behaviour is not None:
+        if settings.behaviour is not None:
             behaviour = self._traces(settings.behaviour, "fedscale", "behaviour")
         clients = fedscale.Clients(capacity, behaviour)
 
         def drawn(generator: Callable[[str], np.random.Generator]) -> tuple[Keys, str]:
             try:
                 client = clients.draw(generator("client"), generator("behaviour"))
+                share = settings.cpu and settings.cpu * clients.fastest / client.computation
                 keys = fedscale.device_keys(
                     client,
-                    cpu=None
-                    if settings is None or settings.cpu is None
-                    else settings.cpu * clients.fastest / client.computation,
+                    cpu=share,
                     steps=steps,
                     batch_size=batch,
-                    begin=0.0 if settings is None else settings.begin,
-                    length=None if settings is None else settings.length,
-                    speed_up=1.0 if settings is None else settings.speed_up,
+                    begin=settings.begin,
+                    length=settings.length,
+                    speed_up=settings.speed_up,
                 )
             except ValueError as error:
                 raise _DrawError([self.problem(f"{path}: {error}", "from")]) from None

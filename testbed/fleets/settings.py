@@ -1,6 +1,6 @@
-"""Key `draw` of a device group: the distribution from which each device of the group is drawn.
+"""Keys of a topology file that a topology does not have: generators of devices.
 
-`testbed.topology.fleets` draws the devices.
+`draw` of a group is the distribution from which each device of the group is drawn.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
+    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -25,6 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 from agents.timing import durations
 from agents.timing.durations import Seconds as DurationParameter
 from testbed.topology import units
+from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import (
     Cpu,
     FilePath,
@@ -43,13 +45,8 @@ from testbed.topology.fields import (
     expecting,
     from_file,
 )
-
-POPULATIONS = Path(__file__).parents[1] / "catalog" / "populations"
-"""Each file is a survey (`testbed.topology.surveys`)."""
-
-
-def population_names() -> list[str]:
-    return sorted(path.stem for path in POPULATIONS.glob("*.csv"))
+from testbed.topology.profiles import population_names
+from testbed.topology.schema import Topology
 
 
 @dataclass(frozen=True)
@@ -363,3 +360,100 @@ class DrawSettings(Model):
         if self.fedscale is not None and self.origin is None:
             raise ValueError("fedscale needs from: add from: client_device_capacity")
         return self
+
+
+LogColumn = Literal["client", "start", "end", "bytes", "download", "upload"]
+
+
+class GroupSettings(DeviceGroup):
+    """A device, or `count` devices, which are equal or drawn from a distribution. Needs at least one of
+    cpu, profile, timing, gflops, draw, from_run and from_log, unless `hosts` names real devices."""
+
+    draw: DrawSettings | None = Field(
+        default=None,
+        exclude_if=lambda draw: draw is None,
+        description="Draw the keys of each device from a survey, a named population, FedScale's traces, "
+        "or distributions. Default: the devices are equal",
+    )
+    from_run: FilePath | None = Field(
+        default=None,
+        exclude_if=lambda path: path is None,
+        description="Directory of a run, relative to the topology file. Each of its devices becomes a "
+        "device with the recorded durations and absences (docs/guide/traces.md)",
+    )
+    from_log: FilePath | None = Field(
+        default=None,
+        exclude_if=lambda path: path is None,
+        description="CSV file with a row per training, relative to the topology file. Each client in it "
+        "becomes a device. Columns: client, start, end (s, or ISO 8601), and optionally bytes (size of "
+        "the update), download and upload (s within start and end)",
+    )
+    columns: dict[LogColumn, str] | None = Field(
+        default=None,
+        exclude_if=lambda columns: columns is None,
+        description="With from_log: column of the file for each of client, start, end, bytes, download "
+        "and upload, such as {client: device_id}. Default: columns with these names",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sources = ("count", "draw", "from_run", "from_log")
+        given = [key for key in sources if getattr(self, key) is not None]
+        if self.is_recorded and len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} cannot be combined: keep one of them")
+        if self.columns is not None and self.from_log is None:
+            raise ValueError("columns has no effect without from_log: remove it")
+        return self
+
+    @property
+    def needs_speed(self) -> bool:
+        """Each drawn or recorded device is checked by itself."""
+        return not self.is_generator and super().needs_speed
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.from_run is not None or self.from_log is not None
+
+    @property
+    def is_generator(self) -> bool:
+        return self.draw is not None or self.is_recorded
+
+
+class RecordedFleet(Model):
+    """Short form of a fleet that consists of one group with recorded devices."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={"oneOf": [{"required": [key]} for key in ("from_run", "from_log")]},
+    )
+
+    from_run: str | None = Field(default=None, description="Directory of a run")
+    from_log: str | None = Field(default=None, description="CSV file with a row per training")
+
+
+def _at_least_one(groups: tuple[GroupSettings, ...]) -> tuple[GroupSettings, ...]:
+    if not groups:
+        raise ValueError("found no device, expected at least one such as {name: nano, cpu: 0.25}")
+    return groups
+
+
+def _groups(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError(
+            "expected a list of groups, or a recorded fleet such as {from_run: runs/x} or "
+            "{from_log: log.csv}"
+        )
+    return value
+
+
+class WrittenTopology(Topology):
+    """An experiment of asynchronous federated learning on emulated edge devices."""
+
+    model_config = ConfigDict(title="Topology")
+
+    devices: Annotated[
+        tuple[GroupSettings, ...],
+        Field(json_schema_extra={"minItems": 1}),
+        AfterValidator(_at_least_one),
+        BeforeValidator(_groups, json_schema_input_type=tuple[GroupSettings, ...] | RecordedFleet),
+    ]

@@ -18,8 +18,8 @@ import yaml
 
 from agents.disk.yaml_loader import Loader
 from testbed.errors import BadInputError
+from testbed.fleets.settings import choose
 from testbed.topology import profiles, validation_errors
-from testbed.topology.draw_settings import POPULATIONS, choose, population_names
 from testbed.topology.units import read_number
 from testbed.topology.yamlfile import FaultyFileError, Place, Problem, Source
 
@@ -65,11 +65,11 @@ class Survey:
 
 def read_population(name: str) -> Survey:
     """Raises BadInputError if the catalogue has no population with this name."""
-    if name not in population_names():
+    if name not in profiles.population_names():
         raise BadInputError(
-            f"no population is called {name!r}: {profiles.suggestion(name, population_names())}"
+            f"no population is called {name!r}: {profiles.suggestion(name, profiles.population_names())}"
         )
-    path = POPULATIONS / f"{name}.csv"
+    path = profiles.POPULATIONS / f"{name}.csv"
     return parse(path.read_text(encoding="utf-8"), str(path))
 
 
