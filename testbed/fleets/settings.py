@@ -44,6 +44,7 @@ from testbed.topology.fields import (
     Variant,
     expecting,
     from_file,
+    optional,
 )
 from testbed.topology.profiles import population_names
 from testbed.topology.schema import Topology
@@ -213,31 +214,31 @@ class DrawnLink(Model):
     kind: Annotated[
         NameWeights | None, Field(alias="class", description="Link class: names with weights")
     ] = None
-    up: Annotated[DrawnRate, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Rate from the device to the server"
+    up: Annotated[DrawnRate, _VARIANTS, _OrWeights()] | None = optional(
+        "Rate from the device to the server"
     )
-    down: Annotated[DrawnRate, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Rate from the server to the device"
+    down: Annotated[DrawnRate, _VARIANTS, _OrWeights()] | None = optional(
+        "Rate from the server to the device"
     )
-    rtt: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Round-trip time that the link adds"
+    rtt: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = optional(
+        "Round-trip time that the link adds"
     )
-    jitter: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Maximum deviation of the delay in each direction"
+    jitter: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = optional(
+        "Maximum deviation of the delay in each direction"
     )
-    loss: Annotated[DrawnShare, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Share of packets lost, in each direction"
+    loss: Annotated[DrawnShare, _VARIANTS, _OrWeights()] | None = optional(
+        "Share of packets lost, in each direction"
     )
 
 
 class DrawnBattery(Model):
     """Keys of `energy.battery` that are drawn once per device, independently of each other."""
 
-    capacity: Annotated[DrawnEnergyContent, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Energy of the full battery"
+    capacity: Annotated[DrawnEnergyContent, _VARIANTS, _OrWeights()] | None = optional(
+        "Energy of the full battery"
     )
-    initial: Annotated[DrawnShare, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Level at the start of the run"
+    initial: Annotated[DrawnShare, _VARIANTS, _OrWeights()] | None = optional(
+        "Level at the start of the run"
     )
 
 
@@ -251,19 +252,17 @@ class DrawnKeys(Model):
     """Keys that are drawn once per device, independently of each other. Each has a distribution, or
     values with weights."""
 
-    profile: NameWeights | None = Field(default=None, description="Device profile: names with weights")
-    cpu: Annotated[DrawnValue, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="CPU share in cores of the host"
+    profile: NameWeights | None = optional("Device profile: names with weights")
+    cpu: Annotated[DrawnValue, _VARIANTS, _OrWeights()] | None = optional(
+        "CPU share in cores of the host"
     )
-    gflops: Annotated[DrawnValue, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Speed in 1e9 operations per second. In virtual time only"
+    gflops: Annotated[DrawnValue, _VARIANTS, _OrWeights()] | None = optional(
+        "Speed in 1e9 operations per second. In virtual time only"
     )
-    timing: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Minimum duration of each local training of the device"
+    timing: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = optional(
+        "Minimum duration of each local training of the device"
     )
-    memory: Annotated[DrawnSize, _VARIANTS, _OrWeights()] | None = Field(
-        default=None, description="Memory limit"
-    )
+    memory: Annotated[DrawnSize, _VARIANTS, _OrWeights()] | None = optional("Memory limit")
     link: DrawnLink | None = None
     energy: DrawnEnergy | None = None
 
@@ -300,29 +299,23 @@ def _draw(keys: Model, prefix: str, generator: Callable[[str], np.random.Generat
 class FedScaleSettings(Model):
     """How FedScale's traces become keys of a device."""
 
-    behaviour: FilePath | None = Field(
-        default=None,
-        description="File client_behave_trace, relative to the topology file, from which availability "
-        "is drawn. Default: devices are always available",
+    behaviour: FilePath | None = optional(
+        "File client_behave_trace, relative to the topology file, from which availability is drawn. "
+        "Default: devices are always available"
     )
-    cpu: Cpu | None = Field(
-        default=None,
-        description="CPU share of the fastest client of the file; the others get less, in proportion to "
-        "their speed. Default: no CPU shares, but a timing that follows from local.steps",
+    cpu: Cpu | None = optional(
+        "CPU share of the fastest client of the file; the others get less, in proportion to their "
+        "speed. Default: no CPU shares, but a timing that follows from local.steps"
     )
-    begin: Seconds = Field(
-        default=0.0,
+    begin: Seconds = optional(
+        "Time in the availability trace at which the run begins",
+        0.0,
         json_schema_extra={"default": "0s"},
-        description="Time in the availability trace at which the run begins",
     )
-    length: PositiveSeconds | None = Field(
-        default=None,
-        description="Length of the part of the availability trace to use. Default: the whole trace, "
-        "repeated",
+    length: PositiveSeconds | None = optional(
+        "Length of the part of the availability trace to use. Default: the whole trace, repeated"
     )
-    speed_up: Positive = Field(
-        default=1.0, description="Factor by which the availability trace is sped up"
-    )
+    speed_up: Positive = optional("Factor by which the availability trace is sped up", 1.0)
 
 
 def _population_or_file(value: str, info: ValidationInfo) -> str:
@@ -369,30 +362,26 @@ class GroupSettings(DeviceGroup):
     """A device, or `count` devices, which are equal or drawn from a distribution. Needs at least one of
     cpu, profile, timing, gflops, draw, from_run and from_log, unless `hosts` names real devices."""
 
-    draw: DrawSettings | None = Field(
-        default=None,
-        exclude_if=lambda draw: draw is None,
-        description="Draw the keys of each device from a survey, a named population, FedScale's traces, "
-        "or distributions. Default: the devices are equal",
+    draw: DrawSettings | None = optional(
+        "Draw the keys of each device from a survey, a named population, FedScale's traces, or "
+        "distributions. Default: the devices are equal",
+        hidden=True,
     )
-    from_run: FilePath | None = Field(
-        default=None,
-        exclude_if=lambda path: path is None,
-        description="Directory of a run, relative to the topology file. Each of its devices becomes a "
-        "device with the recorded durations and absences (docs/guide/traces.md)",
+    from_run: FilePath | None = optional(
+        "Directory of a run, relative to the topology file. Each of its devices becomes a device with "
+        "the recorded durations and absences (docs/guide/traces.md)",
+        hidden=True,
     )
-    from_log: FilePath | None = Field(
-        default=None,
-        exclude_if=lambda path: path is None,
-        description="CSV file with a row per training, relative to the topology file. Each client in it "
-        "becomes a device. Columns: client, start, end (s, or ISO 8601), and optionally bytes (size of "
-        "the update), download and upload (s within start and end)",
+    from_log: FilePath | None = optional(
+        "CSV file with a row per training, relative to the topology file. Each client in it becomes a "
+        "device. Columns: client, start, end (s, or ISO 8601), and optionally bytes (size of the "
+        "update), download and upload (s within start and end)",
+        hidden=True,
     )
-    columns: dict[LogColumn, str] | None = Field(
-        default=None,
-        exclude_if=lambda columns: columns is None,
-        description="With from_log: column of the file for each of client, start, end, bytes, download "
-        "and upload, such as {client: device_id}. Default: columns with these names",
+    columns: dict[LogColumn, str] | None = optional(
+        "With from_log: column of the file for each of client, start, end, bytes, download and upload, "
+        "such as {client: device_id}. Default: columns with these names",
+        hidden=True,
     )
 
     @model_validator(mode="after")
@@ -427,8 +416,8 @@ class RecordedFleet(Model):
         json_schema_extra={"oneOf": [{"required": [key]} for key in ("from_run", "from_log")]},
     )
 
-    from_run: str | None = Field(default=None, description="Directory of a run")
-    from_log: str | None = Field(default=None, description="CSV file with a row per training")
+    from_run: str | None = optional("Directory of a run")
+    from_log: str | None = optional("CSV file with a row per training")
 
 
 def _at_least_one(groups: tuple[GroupSettings, ...]) -> tuple[GroupSettings, ...]:

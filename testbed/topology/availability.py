@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from agents import random_generators
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
-from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds
+from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds, optional
 
 State = Literal["on", "off"]
 
@@ -35,25 +35,18 @@ class Availability(Model):
     """When a device is connected: on and off alternate, by distributions or by a trace. While the device
     is off, it keeps running, but no packet passes."""
 
-    on: Duration | None = Field(
-        default=None, description="Duration of a connected period, drawn each time"
+    on: Duration | None = optional("Duration of a connected period, drawn each time")
+    off: Duration | None = optional("Duration of a disconnected period, drawn each time")
+    start: State | None = optional(
+        "State at the start of the run. Default: drawn, on with probability mean on / (mean on + mean "
+        "off)"
     )
-    off: Duration | None = Field(
-        default=None, description="Duration of a disconnected period, drawn each time"
+    trace: tuple[Moment, ...] | None = optional(
+        "List of [time, state]; a state holds until the next time. The first time is 0s"
     )
-    start: State | None = Field(
-        default=None,
-        description="State at the start of the run. Default: drawn, on with probability mean on / "
-        "(mean on + mean off)",
-    )
-    trace: tuple[Moment, ...] | None = Field(
-        default=None,
-        description="List of [time, state]; a state holds until the next time. The first time is 0s",
-    )
-    loop: Annotated[PositiveSeconds, BeforeValidator(_not_a_flag)] | None = Field(
-        default=None,
-        description="Duration of one pass of the trace, after which it repeats. Default: the last state "
-        "holds until the end",
+    loop: Annotated[PositiveSeconds, BeforeValidator(_not_a_flag)] | None = optional(
+        "Duration of one pass of the trace, after which it repeats. Default: the last state holds until "
+        "the end"
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from testbed.topology.fields import Count, FilePath, Model, Share, expecting
+from testbed.topology.fields import Count, FilePath, Model, Share, expecting, optional
 
 _NUMBER_OR_TWO = {
     "anyOf": [
@@ -77,25 +77,19 @@ _WholeNumber = Annotated[int, Field(ge=0), expecting("a whole number of at least
 class Split(Model):
     """Training samples to set aside for evaluation if the dataset has no split for it."""
 
-    test: _Below1 = Field(
-        default=0.2, description="Share of the samples, used if the dataset has no test split"
+    test: _Below1 = optional("Share of the samples, used if the dataset has no test split", 0.2)
+    validation: _Below1 = optional("Share of the samples, used if data.validation names no split", 0.0)
+    order: Literal["random", "file"] = optional(
+        "Which samples to set aside. random: drawn at random; file: the last samples in the file, or "
+        "of each client if data.client is set, for time series and other sequences",
+        "random",
     )
-    validation: _Below1 = Field(
-        default=0.0, description="Share of the samples, used if data.validation names no split"
+    gap: _WholeNumber = optional(
+        "Number of samples to leave out before each part that is set aside, because these samples "
+        "overlap with that part. Needs order: file",
+        0,
     )
-    order: Literal["random", "file"] = Field(
-        default="random",
-        description="Which samples to set aside. random: drawn at random; file: the last samples "
-        "in the file, or of each client if data.client is set, for time series and other sequences",
-    )
-    gap: _WholeNumber = Field(
-        default=0,
-        description="Number of samples to leave out before each part that is set aside, because these "
-        "samples overlap with that part. Needs order: file",
-    )
-    seed: _WholeNumber = Field(
-        default=0, description="Seed of the draw. The topology's seed does not change the split"
-    )
+    seed: _WholeNumber = optional("Seed of the draw. The topology's seed does not change the split", 0)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -113,19 +107,15 @@ class DataSettings(Model):
         str | None,
         Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$"),
         expecting("the id of a dataset on the Hugging Face hub such as ylecun/mnist"),
-    ] = Field(
-        default=None,
-        description="Id of a dataset on the Hugging Face hub; the folder --data is searched first",
-    )
+    ] = optional("Id of a dataset on the Hugging Face hub; the folder --data is searched first")
     config: Annotated[
         str | None,
         Field(pattern=r"^[A-Za-z0-9][\w.-]*$"),
         expecting("the name of a configuration such as sst2"),
-    ] = Field(default=None, description="Configuration (subset) of the hub's dataset")
-    path: FilePath | None = Field(
-        default=None,
-        description="A .parquet, .npz, .csv or .tsv file, or a folder of such files or of images in one "
-        "folder per class, relative to the topology file",
+    ] = optional("Configuration (subset) of the hub's dataset")
+    path: FilePath | None = optional(
+        "A .parquet, .npz, .csv or .tsv file, or a folder of such files or of images in one folder per "
+        "class, relative to the topology file"
     )
     input: Annotated[
         tuple[str, ...] | None,
@@ -133,35 +123,27 @@ class DataSettings(Model):
         _require(lambda names: names != (), _COLUMNS),
         WithJsonSchema(_TEXT_OR_TEXTS),
         expecting(_COLUMNS),
-    ] = Field(
-        default=None,
-        description="Column (array of a .npz file) of the inputs: images, texts or lists of numbers. Or "
-        "a list of columns of numbers. Not needed for the hub datasets of the built-in tasks",
+    ] = optional(
+        "Column (array of a .npz file) of the inputs: images, texts or lists of numbers. Or a list of "
+        "columns of numbers. Not needed for the hub datasets of the built-in tasks"
     )
-    label: str | None = Field(
-        default=None,
-        description="Column of the labels: classes, numbers or texts. Default: a sample's label is its "
-        "input",
+    label: str | None = optional(
+        "Column of the labels: classes, numbers or texts. Default: a sample's label is its input"
     )
-    client: str | None = Field(
-        default=None,
-        description="Column with the client that a sample belongs to, for partition scheme natural",
+    client: str | None = optional(
+        "Column with the client that a sample belongs to, for partition scheme natural"
     )
-    alphabet: Annotated[str | None, Field(min_length=1), expecting(_ALPHABET)] = Field(
-        default=None,
-        description="For texts: characters that the model knows. A character becomes its position "
-        "among them. An unknown character of an input becomes the first one",
+    alphabet: Annotated[str | None, Field(min_length=1), expecting(_ALPHABET)] = optional(
+        "For texts: characters that the model knows. A character becomes its position among them. An "
+        "unknown character of an input becomes the first one"
     )
-    length: Count | None = Field(
-        default=None,
-        description="Length of texts and lists: longer ones are cut, shorter ones are padded with 0. "
-        "Needed if their lengths differ",
+    length: Count | None = optional(
+        "Length of texts and lists: longer ones are cut, shorter ones are padded with 0. Needed if "
+        "their lengths differ"
     )
-    train: str = Field(default="train", description="Name of the split to train on")
-    test: str = Field(default="test", description="Name of the split to evaluate on")
-    validation: str | None = Field(
-        default=None, description="Name of the split to evaluate on with evaluate.on: validation"
-    )
+    train: str = optional("Name of the split to train on", "train")
+    test: str = optional("Name of the split to evaluate on", "test")
+    validation: str | None = optional("Name of the split to evaluate on with evaluate.on: validation")
     split: Split = Split()
 
     @model_validator(mode="after")
@@ -198,12 +180,11 @@ class Transform(Model):
     """Changes of the inputs of each device of the group (feature shift). If a range [min, max] is given,
     each device draws one value from it by the seed."""
 
-    rotate: _Range = Field(default=(0.0, 0.0), description="Degrees to rotate images, counter-clockwise")
-    scale: _RangeFrom0 = Field(default=(1.0, 1.0), description="Factor to multiply inputs with")
-    noise: _RangeFrom0 = Field(
-        default=(0.0, 0.0),
-        description="Standard deviation of normal noise to add to inputs. The values of images are 0 "
-        "to 1",
+    rotate: _Range = optional("Degrees to rotate images, counter-clockwise", (0.0, 0.0))
+    scale: _RangeFrom0 = optional("Factor to multiply inputs with", (1.0, 1.0))
+    noise: _RangeFrom0 = optional(
+        "Standard deviation of normal noise to add to inputs. The values of images are 0 to 1",
+        (0.0, 0.0),
     )
 
 
@@ -211,11 +192,10 @@ class DeviceDataSettings(Model):
     """Training samples of each device of the group: their number, their classes, and changes of their
     inputs. Without `samples` and `classes`, task.partition chooses the samples."""
 
-    samples: _WholeNumber | None = Field(
-        default=None,
-        description="Number of samples of each device, drawn at random; no other device gets them. "
-        "task.partition divides the rest among the other devices. 0: the device does not train, and no "
-        "rule sends it a model",
+    samples: _WholeNumber | None = optional(
+        "Number of samples of each device, drawn at random; no other device gets them. task.partition "
+        "divides the rest among the other devices. 0: the device does not train, and no rule sends it a "
+        "model"
     )
     labels: (
         Annotated[
@@ -224,7 +204,7 @@ class DeviceDataSettings(Model):
             expecting(_CLASSES),
         ]
         | None
-    ) = Field(default=None, description="Classes to draw the samples from. Default: all")
+    ) = optional("Classes to draw the samples from. Default: all")
     transform: Transform | None = None
 
     @model_validator(mode="after")

@@ -52,6 +52,7 @@ from testbed.topology.fields import (
     expecting,
     from_file,
     needs_trust,
+    optional,
     with_fields_of,
 )
 
@@ -78,12 +79,8 @@ class LocalSettings(Parameters):
 class ServerLink(Model):
     """Access link of the server. Needs up, down, or both."""
 
-    up: Rate | None = Field(
-        default=None, description="Rate at which the server sends. Default: unlimited"
-    )
-    down: Rate | None = Field(
-        default=None, description="Rate at which the server receives. Default: unlimited"
-    )
+    up: Rate | None = optional("Rate at which the server sends. Default: unlimited")
+    down: Rate | None = optional("Rate at which the server receives. Default: unlimited")
 
     @model_validator(mode="after")
     def _has_value(self) -> Self:
@@ -100,20 +97,12 @@ class LinkTrace(Model):
     """Changes of a link over time, from files. Needs either csv, or up and down. Paths are relative to
     the topology file."""
 
-    up: FilePath | None = Field(
-        default=None, description="mahimahi trace file with the rate of the uplink. It repeats"
+    up: FilePath | None = optional("mahimahi trace file with the rate of the uplink. It repeats")
+    down: FilePath | None = optional("mahimahi trace file with the rate of the downlink. It repeats")
+    csv: FilePath | None = optional(
+        "CSV file with a column time (s) and any of up, down (bit/s), rtt (s) and loss (0 to 1)"
     )
-    down: FilePath | None = Field(
-        default=None, description="mahimahi trace file with the rate of the downlink. It repeats"
-    )
-    csv: FilePath | None = Field(
-        default=None,
-        description="CSV file with a column time (s) and any of up, down (bit/s), rtt (s) and loss "
-        "(0 to 1)",
-    )
-    loop: bool = Field(
-        default=True, description="Whether csv repeats. false: the values of its last row stay"
-    )
+    loop: bool = optional("Whether csv repeats. false: the values of its last row stay", default=True)
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -132,12 +121,8 @@ class CompressionSettings(Variant):
 class LinkSettings(ServerLink):
     """Access link of each device of the group."""
 
-    up: Rate | None = Field(
-        default=None, description="Rate from the device to the server. Default: unlimited"
-    )
-    down: Rate | None = Field(
-        default=None, description="Rate from the server to the device. Default: unlimited"
-    )
+    up: Rate | None = optional("Rate from the device to the server. Default: unlimited")
+    down: Rate | None = optional("Rate from the server to the device. Default: unlimited")
     kind: Annotated[
         Name | None,
         Field(
@@ -145,18 +130,14 @@ class LinkSettings(ServerLink):
             description="Link class (see testbed profiles). Other keys of link override its values",
         ),
     ] = None
-    rtt: Seconds | None = Field(
-        default=None, description="Round-trip time that the link adds, half in each direction"
+    rtt: Seconds | None = optional("Round-trip time that the link adds, half in each direction")
+    jitter: Seconds | None = optional(
+        "Maximum deviation of the delay in each direction. Deviations are uniform"
     )
-    jitter: Seconds | None = Field(
-        default=None,
-        description="Maximum deviation of the delay in each direction. Deviations are uniform",
-    )
-    loss: Share | None = Field(default=None, description="Share of packets lost, in each direction")
+    loss: Share | None = optional("Share of packets lost, in each direction")
     trace: LinkTrace | None = None
-    compression: Annotated[CompressionSettings, OneOf(METHODS)] | None = Field(
-        default=None,
-        description="Compression of the updates that the device sends. Default: none, float32 values",
+    compression: Annotated[CompressionSettings, OneOf(METHODS)] | None = optional(
+        "Compression of the updates that the device sends. Default: none, float32 values"
     )
 
     @model_validator(mode="after")
@@ -180,21 +161,17 @@ class TransferSettings(Model):
     """Durations of transfers, in place of a link. In virtual time only. Needs download, upload, or
     both."""
 
-    download: Duration | None = Field(
-        default=None, description="Time from the server's sending of a model to its arrival. Default: 0s"
+    download: Duration | None = optional(
+        "Time from the server's sending of a model to its arrival. Default: 0s"
     )
-    upload: Duration | None = Field(
-        default=None, description="Time from the sending of an update to its arrival. Default: 0s"
+    upload: Duration | None = optional("Time from the sending of an update to its arrival. Default: 0s")
+    model_bytes: Count | None = optional(
+        "Size of the model that `download` refers to, in bytes. The duration changes in proportion if a "
+        "model has another size. Default: the size has no influence"
     )
-    model_bytes: Count | None = Field(
-        default=None,
-        description="Size of the model that `download` refers to, in bytes. The duration changes in "
-        "proportion if a model has another size. Default: the size has no influence",
-    )
-    update_bytes: Count | None = Field(
-        default=None,
-        description="Size of the update that `upload` refers to, in bytes. The duration changes in "
-        "proportion if an update has another size. Default: the size has no influence",
+    update_bytes: Count | None = optional(
+        "Size of the update that `upload` refers to, in bytes. The duration changes in proportion if an "
+        "update has another size. Default: the size has no influence"
     )
 
     @model_validator(mode="after")
@@ -228,12 +205,8 @@ class AccessSettings(Model):
     segment without a parent (key `network`). Needs up, down, or both."""
 
     name: Name
-    up: Rate | None = Field(
-        default=None, description="Total rate from the devices to the server. Default: unlimited"
-    )
-    down: Rate | None = Field(
-        default=None, description="Total rate from the server to the devices. Default: unlimited"
-    )
+    up: Rate | None = optional("Total rate from the devices to the server. Default: unlimited")
+    down: Rate | None = optional("Total rate from the server to the devices. Default: unlimited")
 
     @model_validator(mode="after")
     def _has_rate(self) -> Self:
@@ -296,14 +269,12 @@ class ByzantineSettings(Variant):
 class GpuSettings(Model):
     """Share of a GPU of the host that each device of the group gets."""
 
-    share: PositiveShare = Field(
-        default=1.0,
-        description="Upper limit of the share of the GPU's multiprocessors (MPS active thread "
-        "percentage)",
+    share: PositiveShare = optional(
+        "Upper limit of the share of the GPU's multiprocessors (MPS active thread percentage)", 1.0
     )
     memory: (
         Annotated[Size, Field(ge=LEAST_GPU_MEMORY), expecting("a size of at least 512MiB")] | None
-    ) = Field(default=None, description="Upper limit of GPU memory. Default: unlimited")
+    ) = optional("Upper limit of GPU memory. Default: unlimited")
 
     @property
     def is_limited(self) -> bool:
@@ -356,41 +327,30 @@ class DeviceGroup(Model):
             expecting(f"a whole number of devices from 1 to {MAX_DEVICES}"),
         ]
         | None
-    ) = Field(default=None, description="Number of devices, called name-1, name-2, ...")
+    ) = optional("Number of devices, called name-1, name-2, ...")
     # No default: how slow a device is, is what the experiment is about.
-    cpu: Cpu | None = Field(
-        default=None, description="CPU share: 1 is one whole core of the host, 2 are two"
+    cpu: Cpu | None = optional("CPU share: 1 is one whole core of the host, 2 are two")
+    profile: Name | None = optional(
+        "Device profile (see testbed profiles), from which cpu and other keys follow"
     )
-    profile: Name | None = Field(
-        default=None,
-        description="Device profile (see testbed profiles), from which cpu and other keys follow",
+    gflops: Positive | None = optional(
+        "Speed in 1e9 operations per second, applied to task.flops_per_step. In virtual time only"
     )
-    gflops: Positive | None = Field(
-        default=None,
-        description="Speed in 1e9 operations per second, applied to task.flops_per_step. In virtual "
-        "time only",
+    timing: Duration | None = optional(
+        "Minimum duration of a local training, measured from the arrival of the model"
     )
-    timing: Duration | None = Field(
-        default=None,
-        description="Minimum duration of a local training, measured from the arrival of the model",
-    )
-    speed: Speed = Field(
-        default=1.0,
+    speed: Speed = optional(
+        "Speed factor, drawn once per device: divides timing and multiplies gflops",
+        1.0,
         validate_default=True,
-        description="Speed factor, drawn once per device: divides timing and multiplies gflops",
     )
-    memory: Memory | None = Field(
-        default=None,
-        description="Memory limit. Default: that of the profile, reduced if the host has less; without "
-        "a profile 512MiB, with gpu 2GiB",
+    memory: Memory | None = optional(
+        "Memory limit. Default: that of the profile, reduced if the host has less; without a profile "
+        "512MiB, with gpu 2GiB"
     )
     gpu: Annotated[
         GpuSettings | None, BeforeValidator(_gpu, json_schema_input_type=bool | GpuSettings | None)
-    ] = Field(
-        default=None,
-        exclude_if=lambda gpu: gpu is None,
-        description="Train on a GPU of the host. true: a whole one. In runtime docker only",
-    )
+    ] = optional("Train on a GPU of the host. true: a whole one. In runtime docker only", hidden=True)
     image: (
         Annotated[
             str,
@@ -398,75 +358,56 @@ class DeviceGroup(Model):
             needs_trust("an image of its own"),
         ]
         | None
-    ) = Field(
-        default=None,
-        exclude_if=lambda image: image is None,
-        description="Image of the devices: a tag, or the path of a Dockerfile relative to the topology "
-        "file. Either must build on the testbed's agent image (docs/guide/images.md). In containers "
-        "only",
+    ) = optional(
+        "Image of the devices: a tag, or the path of a Dockerfile relative to the topology file. "
+        "Either must build on the testbed's agent image (docs/guide/images.md). In containers only",
+        hidden=True,
     )
     link: Annotated[
         LinkSettings | None, BeforeValidator(_link, json_schema_input_type=str | LinkSettings | None)
-    ] = Field(
-        default=None,
-        description="Access link of each device. A text is the name of a link class: lte is short "
-        "for {class: lte}",
+    ] = optional(
+        "Access link of each device. A text is the name of a link class: lte is short for {class: lte}"
     )
-    access: AccessSettings | None = Field(
-        default=None,
-        description="Link shared with all devices whose group has an access of the same name",
+    access: AccessSettings | None = optional(
+        "Link shared with all devices whose group has an access of the same name"
     )
-    segment: Name | None = Field(
-        default=None,
-        exclude_if=lambda segment: segment is None,
-        description="Segment of `network` that the devices are attached to. Default: none, each device "
-        "has a path of its own to the server",
+    segment: Name | None = optional(
+        "Segment of `network` that the devices are attached to. Default: none, each device has a path "
+        "of its own to the server",
+        hidden=True,
     )
-    think: Duration | None = Field(
-        default=None, description="Extra delay between the end of a training and sending its update"
-    )
+    think: Duration | None = optional("Extra delay between the end of a training and sending its update")
     transfers: TransferSettings | None = Field(
         default=None, exclude_if=lambda transfers: transfers is None
     )
-    actions: Annotated[tuple[TimedAction, ...], AfterValidator(_increasing)] | None = Field(
-        default=None,
-        exclude_if=lambda actions: actions is None,
-        description="Actions on each device of the group, as [time, action]: crash, restart, leave, "
-        "join, pause, resume, disconnect or reconnect. Default: none",
+    actions: Annotated[tuple[TimedAction, ...], AfterValidator(_increasing)] | None = optional(
+        "Actions on each device of the group, as [time, action]: crash, restart, leave, join, pause, "
+        "resume, disconnect or reconnect. Default: none",
+        hidden=True,
     )
-    availability: Availability | None = Field(
-        default=None, description="When a device is connected. Default: always"
-    )
-    power: Power | None = Field(
-        default=None, description="Power draw of a device in each state. Default: that of the profile"
-    )
+    availability: Availability | None = optional("When a device is connected. Default: always")
+    power: Power | None = optional("Power draw of a device in each state. Default: that of the profile")
     energy: Annotated[
         EnergySettings | None,
         BeforeValidator(energy_settings, json_schema_input_type=bool | EnergySettings | None),
-    ] = Field(
-        default=None,
-        exclude_if=lambda energy: energy is None,
-        description="Account of the energy that a device consumes during the run, with battery and "
-        "charger. true: with the figures of the profile. Default: none",
+    ] = optional(
+        "Account of the energy that a device consumes during the run, with battery and charger. true: "
+        "with the figures of the profile. Default: none",
+        hidden=True,
     )
-    thermal: Thermal | None = Field(
-        default=None, description="Slow-down by heat. Default: that of the profile"
-    )
+    thermal: Thermal | None = optional("Slow-down by heat. Default: that of the profile")
     data: DeviceDataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
-    byzantine: Annotated[ByzantineSettings, OneOf(ATTACKS)] | None = Field(
-        default=None, description="Attack of the devices of this group. Default: they are honest"
+    byzantine: Annotated[ByzantineSettings, OneOf(ATTACKS)] | None = optional(
+        "Attack of the devices of this group. Default: they are honest"
     )
-    steps: dict[str, dict[str, Any]] = Field(
-        default_factory=dict,
-        exclude_if=lambda steps: not steps,
-        description="Further processing of the devices' updates: step name to its parameters",
+    steps: dict[str, dict[str, Any]] = optional(
+        "Further processing of the devices' updates: step name to its parameters", {}, hidden=True
     )
-    hosts: Annotated[tuple[str, ...], needs_trust("devices on other machines")] | None = Field(
-        default=None,
+    hosts: Annotated[tuple[str, ...], needs_trust("devices on other machines")] | None = optional(
+        "Real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]. Or, with a Swarm, "
+        "names of the nodes on which the devices may run. Default: any node",
+        hidden=True,
         min_length=1,
-        exclude_if=lambda hosts: hosts is None,
-        description="Real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]. Or, with "
-        "a Swarm, names of the nodes on which the devices may run. Default: any node",
     )
     python: (
         Annotated[
@@ -475,29 +416,24 @@ class DeviceGroup(Model):
             expecting("a Python interpreter such as /usr/bin/python3.11"),
         ]
         | None
-    ) = Field(
-        default=None,
-        exclude_if=lambda python: python is None,
-        description="Path of the Python interpreter on a real device. It must have the agents' "
-        "packages, unless container is set. Default: a virtual environment that is made on the device "
-        "once",
+    ) = optional(
+        "Path of the Python interpreter on a real device. It must have the agents' packages, unless "
+        "container is set. Default: a virtual environment that is made on the device once",
+        hidden=True,
     )
-    container: Annotated[Literal["docker", "podman"], expecting("docker or podman")] | None = Field(
-        default=None,
-        exclude_if=lambda container: container is None,
-        description="Engine on a real device that runs the client in a container of the agents' image. "
-        "Default: the client is a process of the SSH user",
+    container: Annotated[Literal["docker", "podman"], expecting("docker or podman")] | None = optional(
+        "Engine on a real device that runs the client in a container of the agents' image. Default: "
+        "the client is a process of the SSH user",
+        hidden=True,
     )
-    shape: bool = Field(
+    shape: bool = optional(
+        "Whether cpu and link limit a real device, by its kernel's control groups and traffic control. "
+        "Takes root there",
         default=False,
-        exclude_if=lambda shape: not shape,
-        description="Whether cpu and link limit a real device, by its kernel's control groups and "
-        "traffic control. Takes root there",
+        hidden=True,
     )
-    placement: dict[str, str] | None = Field(
-        default=None,
-        exclude_if=lambda placement: placement is None,
-        description="Labels that a node must have for the devices to run on it, such as {rack: a}",
+    placement: dict[str, str] | None = optional(
+        "Labels that a node must have for the devices to run on it, such as {rack: a}", hidden=True
     )
     local: LocalSettings = Field(
         default_factory=LocalSettings, description="Settings of local training that override task.local"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from agents.disk import files
 from agents.energy import BatteryConfig, ChargerConfig, EnergyConfig
@@ -24,6 +24,7 @@ from testbed.topology.fields import (
     Seconds,
     Share,
     Watts,
+    optional,
 )
 
 DAY_S = 86_400.0
@@ -39,24 +40,21 @@ _EXPECTED_HEADER = "expected the columns time (s) and watts"
 class BatterySettings(Model):
     """Battery of each device of the group. Levels are shares of its capacity."""
 
-    capacity: Joules | None = Field(
-        default=None,
-        description="Energy of the full battery, such as 18Wh. Default: that of the profile",
+    capacity: Joules | None = optional(
+        "Energy of the full battery, such as 18Wh. Default: that of the profile"
     )
-    initial: Share = Field(default=1.0, description="Level at the start of the run")
-    power_off_at: Share = Field(
-        default=0.0,
-        description="Level at which the device powers off without warning, as in a crash",
+    initial: Share = optional("Level at the start of the run", 1.0)
+    power_off_at: Share = optional(
+        "Level at which the device powers off without warning, as in a crash", 0.0
     )
-    return_at: Share | None = Field(
-        default=None,
-        description="Level at which a device that has powered off starts again, if a charger charges "
-        "it. Default: 10 percentage points above power_off_at, at most 100%",
+    return_at: Share | None = optional(
+        "Level at which a device that has powered off starts again, if a charger charges it. Default: "
+        "10 percentage points above power_off_at, at most 100%"
     )
-    loses_memory: bool = Field(
+    loses_memory: bool = optional(
+        "Whether a power-off erases what the client keeps on its disk: the vectors of its rule. false: "
+        "the device finds them again when it returns",
         default=False,
-        description="Whether a power-off erases what the client keeps on its disk: the vectors of its "
-        "rule. false: the device finds them again when it returns",
     )
 
     @model_validator(mode="after")
@@ -96,25 +94,19 @@ DailyPower = Annotated[tuple[Seconds, Watts], BeforeValidator(_moment)]
 class ChargerSettings(Model):
     """Charger of each device of the group. Needs exactly one of watts, schedule and trace."""
 
-    watts: Watts | None = Field(default=None, description="Constant power, such as 10W")
-    schedule: tuple[DailyPower, ...] | None = Field(
-        default=None,
-        description="Power during each day: a list of [time of day, power], such as [[22h, 10W], [6h, "
-        "0W]]. A power holds until the next time",
+    watts: Watts | None = optional("Constant power, such as 10W")
+    schedule: tuple[DailyPower, ...] | None = optional(
+        "Power during each day: a list of [time of day, power], such as [[22h, 10W], [6h, 0W]]. A power "
+        "holds until the next time"
     )
-    clock: Seconds | None = Field(
-        default=None,
-        description="With schedule: time of day at the start of the run, such as 20h. Default: 0h, "
-        "midnight",
+    clock: Seconds | None = optional(
+        "With schedule: time of day at the start of the run, such as 20h. Default: 0h, midnight"
     )
-    trace: FilePath | None = Field(
-        default=None,
-        description="CSV file with the columns time (s) and watts, such as the power of a solar panel. "
-        "A row holds until the next row; the first row is at time 0",
+    trace: FilePath | None = optional(
+        "CSV file with the columns time (s) and watts, such as the power of a solar panel. A row holds "
+        "until the next row; the first row is at time 0"
     )
-    loop: bool = Field(
-        default=True, description="Whether trace repeats. false: the power of its last row stays"
-    )
+    loop: bool = optional("Whether trace repeats. false: the power of its last row stays", default=True)
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -184,54 +176,41 @@ def _charger(value: Any) -> Any:
 class PowerFigures(Model):
     """Power draw of a type of device. A key without a value is unknown."""
 
-    idle: Watts | None = Field(default=None, description="Power while the device is on, without work")
-    core: Watts | None = Field(default=None, description="Power that each busy core adds to idle")
-    sent: JoulesPerMegabyte | None = Field(
-        default=None, description="Energy per MB sent over the link, such as 5J/MB"
-    )
-    received: JoulesPerMegabyte | None = Field(
-        default=None, description="Energy per MB received over the link, such as 5J/MB"
-    )
-    capacity: Joules | None = Field(
-        default=None, description="Energy of the device's full battery, such as 18Wh"
-    )
+    idle: Watts | None = optional("Power while the device is on, without work")
+    core: Watts | None = optional("Power that each busy core adds to idle")
+    sent: JoulesPerMegabyte | None = optional("Energy per MB sent over the link, such as 5J/MB")
+    received: JoulesPerMegabyte | None = optional("Energy per MB received over the link, such as 5J/MB")
+    capacity: Joules | None = optional("Energy of the device's full battery, such as 18Wh")
 
 
 class EnergySettings(Model):
     """Energy of each device of the group. Keys that are left out have the value of the profile."""
 
-    idle: Watts | None = Field(
-        default=None,
-        description="Power while the device is on, whatever else it does. Default: that of the profile",
+    idle: Watts | None = optional(
+        "Power while the device is on, whatever else it does. Default: that of the profile"
     )
-    core: Watts | None = Field(
-        default=None,
-        description="Power that each busy core of the device adds. Default: that of the profile",
+    core: Watts | None = optional(
+        "Power that each busy core of the device adds. Default: that of the profile"
     )
-    cores: Count | None = Field(
-        default=None,
-        description="Number of the device's cores, which are all busy when its whole CPU share is in "
-        "use. Default: that of the profile; without a profile cpu, rounded up, and at least 1",
+    cores: Count | None = optional(
+        "Number of the device's cores, which are all busy when its whole CPU share is in use. Default: "
+        "that of the profile; without a profile cpu, rounded up, and at least 1"
     )
-    sent: JoulesPerMegabyte | None = Field(
-        default=None,
-        description="Energy per MB sent over the link. Default: that of the profile, or 0",
+    sent: JoulesPerMegabyte | None = optional(
+        "Energy per MB sent over the link. Default: that of the profile, or 0"
     )
-    received: JoulesPerMegabyte | None = Field(
-        default=None,
-        description="Energy per MB received over the link. Default: that of the profile, or 0",
+    received: JoulesPerMegabyte | None = optional(
+        "Energy per MB received over the link. Default: that of the profile, or 0"
     )
-    battery: BatterySettings | None = Field(
-        default=None,
-        description="Battery. Default: none, the device has mains power and never powers off",
+    battery: BatterySettings | None = optional(
+        "Battery. Default: none, the device has mains power and never powers off"
     )
     charger: Annotated[
         ChargerSettings | None,
         BeforeValidator(_charger, json_schema_input_type=str | ChargerSettings | None),
-    ] = Field(
-        default=None,
-        description="Charger of the battery, plugged in at the start. A power is short for a constant "
-        "charger: 10W for {watts: 10W}. Default: none",
+    ] = optional(
+        "Charger of the battery, plugged in at the start. A power is short for a constant charger: 10W "
+        "for {watts: 10W}. Default: none"
     )
 
     @model_validator(mode="after")

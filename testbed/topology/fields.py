@@ -66,6 +66,13 @@ class Model(BaseModel):
             raise ValidationError.from_exception_data(error.title, found) from None
 
 
+def optional(description: str, default: Any = None, *, hidden: bool = False, **more: Any) -> Any:
+    """Return a field. `hidden`: a file is written without the key if it has its default."""
+    if hidden:
+        more["exclude_if"] = lambda value: value == default
+    return Field(default=default, description=description, **more)
+
+
 def expecting(text: str) -> WrapValidator:
     """Replace pydantic's message on a wrong type or bound.
 
@@ -234,14 +241,12 @@ class Power(Model):
     """Power draw of a device in each state, for an estimate of its energy. A state without a value
     counts as 0 W."""
 
-    download: Watts | None = Field(default=None, description="While it receives a model")
-    train: Watts | None = Field(default=None, description="While it trains")
-    upload: Watts | None = Field(default=None, description="While it sends an update")
-    wait: Watts | None = Field(default=None, description="While it waits for a model")
-    paused: Watts | None = Field(default=None, description="While it is paused")
-    offline: Watts | None = Field(
-        default=None, description="While it is crashed, absent or disconnected"
-    )
+    download: Watts | None = optional("While it receives a model")
+    train: Watts | None = optional("While it trains")
+    upload: Watts | None = optional("While it sends an update")
+    wait: Watts | None = optional("While it waits for a model")
+    paused: Watts | None = optional("While it is paused")
+    offline: Watts | None = optional("While it is crashed, absent or disconnected")
 
     def plain(self) -> dict[str, float]:
         """Watts by state."""

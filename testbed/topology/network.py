@@ -38,6 +38,7 @@ from testbed.topology.fields import (
     Size,
     Variant,
     expecting,
+    optional,
 )
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Where
@@ -105,12 +106,8 @@ TransferSize = Annotated[
 class _Loaded(Model):
     """Traffic with a rate in at least one direction."""
 
-    up: Load | None = Field(
-        default=None, description="Rate from the devices to the server, or share of the segment's rate"
-    )
-    down: Load | None = Field(
-        default=None, description="Rate from the server to the devices, or share of the segment's rate"
-    )
+    up: Load | None = optional("Rate from the devices to the server, or share of the segment's rate")
+    down: Load | None = optional("Rate from the server to the devices, or share of the segment's rate")
 
     @model_validator(mode="after")
     def _has_direction(self) -> Self:
@@ -195,12 +192,8 @@ class FlowTraffic(Model):
     does in containers."""
 
     kind: Literal["flows"]
-    up: Frequency | None = Field(
-        default=None, description="Mean number of uploads that begin per time, such as 2/s"
-    )
-    down: Frequency | None = Field(
-        default=None, description="Mean number of downloads that begin per time, such as 2/s"
-    )
+    up: Frequency | None = optional("Mean number of uploads that begin per time, such as 2/s")
+    down: Frequency | None = optional("Mean number of downloads that begin per time, such as 2/s")
     size: TransferSize = Field(description="Size of a transfer")
 
     @model_validator(mode="after")
@@ -243,24 +236,16 @@ BackgroundSettings = Annotated[
 class SegmentSettings(Model):
     """A link that several devices share, such as a cell, a home's uplink or a backhaul."""
 
-    parent: Name | None = Field(
-        default=None,
-        description="Segment that comes next on the way to the server. Default: the server comes next",
+    parent: Name | None = optional(
+        "Segment that comes next on the way to the server. Default: the server comes next"
     )
-    up: Rate | None = Field(
-        default=None, description="Total rate from the devices to the server. Default: unlimited"
+    up: Rate | None = optional("Total rate from the devices to the server. Default: unlimited")
+    down: Rate | None = optional("Total rate from the server to the devices. Default: unlimited")
+    rtt: Seconds = optional("Round-trip time that the segment adds, half in each direction", 0.0)
+    jitter: Seconds = optional(
+        "Maximum deviation of the delay in each direction. Deviations are uniform", 0.0
     )
-    down: Rate | None = Field(
-        default=None, description="Total rate from the server to the devices. Default: unlimited"
-    )
-    rtt: Seconds = Field(
-        default=0.0, description="Round-trip time that the segment adds, half in each direction"
-    )
-    jitter: Seconds = Field(
-        default=0.0,
-        description="Maximum deviation of the delay in each direction. Deviations are uniform",
-    )
-    loss: Share = Field(default=0.0, description="Share of packets lost, in each direction")
+    loss: Share = optional("Share of packets lost, in each direction", 0.0)
     queue: (
         Annotated[
             int,
@@ -271,13 +256,12 @@ class SegmentSettings(Model):
             expecting("a size of at least one packet (1514 bytes), such as 64kB or 100 packets"),
         ]
         | None
-    ) = Field(
-        default=None,
-        description="Length of the queue in each direction, in bytes or packets. Default: 200 ms of the "
-        "rate. Without effect in virtual time",
+    ) = optional(
+        "Length of the queue in each direction, in bytes or packets. Default: 200 ms of the rate. "
+        "Without effect in virtual time"
     )
-    background: tuple[BackgroundSettings, ...] = Field(
-        default=(), description="Other people's traffic on the segment. Default: none"
+    background: tuple[BackgroundSettings, ...] = optional(
+        "Other people's traffic on the segment. Default: none", ()
     )
 
     @model_validator(mode="after")

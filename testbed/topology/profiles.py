@@ -31,6 +31,7 @@ from testbed.topology.fields import (
     Share,
     Size,
     Thermal,
+    optional,
 )
 from testbed.topology.yamlfile import Document
 
@@ -65,8 +66,8 @@ _ABOUT = ("description", "source")
 
 
 class _ProfileEntry(Model):
-    description: str = Field(default="", description="Description in words")
-    source: str = Field(default="", description="Source of the figures")
+    description: str = optional("Description in words", "")
+    source: str = optional("Source of the figures", "")
 
     @model_validator(mode="after")
     def _has_figures(self) -> Self:
@@ -86,33 +87,26 @@ class TrainingSpeeds(Model):
     convolution: Positive = Field(description="Gflop/s (FP32) of convolutions")
     depthwise: Positive = Field(description="Gflop/s (FP32) of depthwise and other grouped convolutions")
     memory: Positive = Field(description="GB/s that all other operations read and write")
-    matrix: Positive | None = Field(
-        default=None, description="Gflop/s (FP32) of matrix products. Default: derived from gflops"
-    )
-    error: RelativeError | None = Field(
-        default=None,
-        description="Mean relative error of predicted training times, for neural networks that were not "
-        "used to fit the speeds",
+    matrix: Positive | None = optional("Gflop/s (FP32) of matrix products. Default: derived from gflops")
+    error: RelativeError | None = optional(
+        "Mean relative error of predicted training times, for neural networks that were not used to fit "
+        "the speeds"
     )
 
 
 class DeviceProfile(_ProfileEntry):
     """A type of device. A key without a value is unknown."""
 
-    gflops: Positive | None = Field(
-        default=None, description="FP64 Gflop/s of the whole device in High-Performance Linpack (HPL)"
+    gflops: Positive | None = optional(
+        "FP64 Gflop/s of the whole device in High-Performance Linpack (HPL)"
     )
-    cores: Count | None = Field(default=None, description="Number of cores")
-    memory: Size | None = Field(default=None, description="Size of the memory")
-    power: Power | None = Field(default=None, description="Power draw of the whole device, by state")
-    energy: PowerFigures | None = Field(
-        default=None, description="Figures for the key energy of a topology"
-    )
-    thermal: Thermal | None = Field(
-        default=None, description="Slow-down by heat, used if the topology has none"
-    )
-    training: TrainingSpeeds | None = Field(
-        default=None, description="Speeds in training, fitted or measured; used in preference to gflops"
+    cores: Count | None = optional("Number of cores")
+    memory: Size | None = optional("Size of the memory")
+    power: Power | None = optional("Power draw of the whole device, by state")
+    energy: PowerFigures | None = optional("Figures for the key energy of a topology")
+    thermal: Thermal | None = optional("Slow-down by heat, used if the topology has none")
+    training: TrainingSpeeds | None = optional(
+        "Speeds in training, fitted or measured; used in preference to gflops"
     )
 
     @model_validator(mode="after")
@@ -125,23 +119,13 @@ class DeviceProfile(_ProfileEntry):
 class LinkClass(_ProfileEntry):
     """A type of access link."""
 
-    down: Rate | None = Field(
-        default=None, description="Rate from the server to the device. Default: unlimited"
+    down: Rate | None = optional("Rate from the server to the device. Default: unlimited")
+    up: Rate | None = optional("Rate from the device to the server. Default: unlimited")
+    rtt: Seconds | None = optional("Round-trip time that the link adds. Default: none")
+    jitter: Seconds | None = optional(
+        "Maximum deviation of the delay in each direction. Deviations are uniform. Default: none"
     )
-    up: Rate | None = Field(
-        default=None, description="Rate from the device to the server. Default: unlimited"
-    )
-    rtt: Seconds | None = Field(
-        default=None, description="Round-trip time that the link adds. Default: none"
-    )
-    jitter: Seconds | None = Field(
-        default=None,
-        description="Maximum deviation of the delay in each direction. Deviations are uniform. "
-        "Default: none",
-    )
-    loss: Share | None = Field(
-        default=None, description="Share of packets lost, in each direction. Default: none"
-    )
+    loss: Share | None = optional("Share of packets lost, in each direction. Default: none")
 
 
 def _entries(value: Any) -> Any:
@@ -365,18 +349,13 @@ class Machine(Model):
     """A machine, or `count` equal machines."""
 
     name: Name = Field(description="Name of the machine; with count, of the group of machines")
-    count: Count | None = Field(
-        default=None, description="Number of equal machines, called name-1, name-2, ..."
-    )
+    count: Count | None = optional("Number of equal machines, called name-1, name-2, ...")
     cores: Count = Field(description="Number of cores")
     memory: Memory = Field(description="Size of the memory")
-    core: Positive | None = Field(
-        default=None,
-        description="Speed of a core of the machine, relative to a core of this host. Default: 1",
+    core: Positive | None = optional(
+        "Speed of a core of the machine, relative to a core of this host. Default: 1"
     )
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="Labels that placement of a device group can select"
-    )
+    labels: dict[str, str] = optional("Labels that placement of a device group can select", {})
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from testbed.topology.fields import (
     Seconds,
     Share,
     Watts,
+    optional,
 )
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
@@ -124,53 +125,37 @@ class ScenarioEntry(Model):
     )
 
     at: Seconds = Field(description="Time of the action, measured from the start of the run clock")
-    set: Targets | None = Field(
-        default=None,
-        description="Devices whose CPU share, link or battery changes, with any of cpu, link, battery; "
-        "or segments, with link or background",
+    set: Targets | None = optional(
+        "Devices whose CPU share, link or battery changes, with any of cpu, link, battery; or segments, "
+        "with link or background"
     )
-    cpu: Cpu | None = Field(
-        default=None, description="With set: new CPU share; 1 is one whole core of the host"
+    cpu: Cpu | None = optional("With set: new CPU share; 1 is one whole core of the host")
+    link: LinkChange | None = optional("With set: changes of the link")
+    background: bool | None = optional(
+        "With set of segments: true switches their background traffic on, false off"
     )
-    link: LinkChange | None = Field(default=None, description="With set: changes of the link")
-    background: bool | None = Field(
-        default=None,
-        description="With set of segments: true switches their background traffic on, false off",
+    battery: Share | None = optional("With set: new level of the battery")
+    crash: Targets | None = optional("Devices to kill")
+    restart_after: Seconds | None = optional(
+        "With crash: time until the restart. Default: no restart. The device may still join later"
     )
-    battery: Share | None = Field(default=None, description="With set: new level of the battery")
-    crash: Targets | None = Field(default=None, description="Devices to kill")
-    restart_after: Seconds | None = Field(
-        default=None,
-        description="With crash: time until the restart. Default: no restart. The device may still join "
-        "later",
+    pause: Targets | None = optional("Devices to freeze. After the pause, they continue where they were")
+    disconnect: Targets | None = optional(
+        "Devices or segments to cut off: devices keep running, but no packet passes"
     )
-    pause: Targets | None = Field(
-        default=None, description="Devices to freeze. After the pause, they continue where they were"
+    for_: PositiveSeconds | None = optional("With pause or disconnect: its duration", alias="for")
+    leave: Targets | None = optional(
+        "Devices to leave the run, with a goodbye. The rule removes their clients"
     )
-    disconnect: Targets | None = Field(
-        default=None,
-        description="Devices or segments to cut off: devices keep running, but no packet passes",
+    join: Targets | None = optional(
+        "Devices to join. A device that has not left or crashed before is absent from the start of the "
+        "run until it joins"
     )
-    for_: PositiveSeconds | None = Field(
-        default=None, alias="for", description="With pause or disconnect: its duration"
+    charge: Targets | None = optional(
+        "Devices to plug in. Without watts, each device gets its own charger back"
     )
-    leave: Targets | None = Field(
-        default=None,
-        description="Devices to leave the run, with a goodbye. The rule removes their clients",
-    )
-    join: Targets | None = Field(
-        default=None,
-        description="Devices to join. A device that has not left or crashed before is absent from the "
-        "start of the run until it joins",
-    )
-    charge: Targets | None = Field(
-        default=None,
-        description="Devices to plug in. Without watts, each device gets its own charger back",
-    )
-    watts: Watts | None = Field(
-        default=None, description="With charge: constant power of the charger, such as 10W"
-    )
-    unplug: Targets | None = Field(default=None, description="Devices to unplug from their charger")
+    watts: Watts | None = optional("With charge: constant power of the charger, such as 10W")
+    unplug: Targets | None = optional("Devices to unplug from their charger")
 
     @model_validator(mode="after")
     def _one_verb(self) -> Self:
@@ -227,9 +212,7 @@ class Churn(Model):
 
     rate: Frequency = Field(description="How often each device crashes while it is up, such as 2/min")
     downtime: Duration = Field(description="Time from a crash to the restart")
-    devices: Targets | None = Field(
-        default=None, description="Devices and groups that crash. Default: all"
-    )
+    devices: Targets | None = optional("Devices and groups that crash. Default: all")
 
 
 def devices_by_group(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]:

@@ -37,6 +37,7 @@ from testbed.topology.fields import (
     Variant,
     expecting,
     needs_trust,
+    optional,
     with_fields_of,
 )
 from testbed.topology.network import SegmentSettings
@@ -64,30 +65,26 @@ class TaskSettings(Variant):
     """Learning task: model, data and local training."""
 
     name: str
-    importance: Literal["uniform", "samples"] = Field(
-        default="uniform",
-        description="Weight of each client in the objective: equal (1/N), or in proportion to its "
-        "number of samples",
+    importance: Literal["uniform", "samples"] = optional(
+        "Weight of each client in the objective: equal (1/N), or in proportion to its number of samples",
+        "uniform",
     )
     data: DataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
-    partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
-        default={"scheme": "iid"},
+    partition: Annotated[Partition, OneOf(SCHEMES)] = optional(
+        "How the training samples are divided among the devices",
+        {"scheme": "iid"},
         validate_default=True,
-        description="How the training samples are divided among the devices",
     )
     local: Annotated[LocalSettings, AfterValidator(_with_length)]
-    initial: FilePath | None = Field(
-        default=None,
-        description="File with the initial model, relative to the topology file: safetensors, a state "
-        "dict of torch.save, or a model of another run, such as runs/x/models/final.safetensors",
+    initial: FilePath | None = optional(
+        "File with the initial model, relative to the topology file: safetensors, a state dict of "
+        "torch.save, or a model of another run, such as runs/x/models/final.safetensors"
     )
-    frozen: tuple[str, ...] = Field(
-        default=(),
-        description="Parameters that are neither trained nor sent: patterns of their names, such as "
-        "[features.*]",
+    frozen: tuple[str, ...] = optional(
+        "Parameters that are neither trained nor sent: patterns of their names, such as [features.*]", ()
     )
-    flops_per_step: Positive | None = Field(
-        default=None, description="Operations of one mini-batch step, for devices with gflops"
+    flops_per_step: Positive | None = optional(
+        "Operations of one mini-batch step, for devices with gflops"
     )
 
     @property
@@ -111,59 +108,53 @@ class SelectionSettings(Variant):
 class ServerSettings(Model):
     """The server that runs broker and aggregator."""
 
-    link: ServerLink | None = Field(
-        default=None,
-        description="Access link that all transfers share. Default: unlimited. In virtual time only",
+    link: ServerLink | None = optional(
+        "Access link that all transfers share. Default: unlimited. In virtual time only"
     )
-    address: IpAddress | None = Field(
-        default=None,
-        exclude_if=lambda address: address is None,
-        description="Address of this host on which the broker listens for real devices (`hosts`), such "
-        "as 192.168.1.10",
+    address: IpAddress | None = optional(
+        "Address of this host on which the broker listens for real devices (`hosts`), such as "
+        "192.168.1.10",
+        hidden=True,
     )
-    port: Annotated[int, Field(ge=1, le=65_535), expecting("a port from 1 to 65535")] = Field(
-        default=8883,
-        exclude_if=lambda port: port == 8883,
-        description="Port at `address`. A firewall of this host must let the real devices reach it",
+    port: Annotated[int, Field(ge=1, le=65_535), expecting("a port from 1 to 65535")] = optional(
+        "Port at `address`. A firewall of this host must let the real devices reach it",
+        8883,
+        hidden=True,
     )
 
 
 class EvaluationSettings(Model):
     """How often the global model is evaluated, on what, and when."""
 
-    every: PositiveSeconds = Field(
-        default=2.0, json_schema_extra={"default": "2s"}, description="Device time between evaluations"
+    every: PositiveSeconds = optional(
+        "Device time between evaluations", 2.0, json_schema_extra={"default": "2s"}
     )
-    on: Literal["test", "validation", "clients"] = Field(
-        default="test",
-        description="Data to evaluate on: the test set, the validation set, or the clients' training "
-        "data, with each client weighted by its importance (the federated loss)",
+    on: Literal["test", "validation", "clients"] = optional(
+        "Data to evaluate on: the test set, the validation set, or the clients' training data, with "
+        "each client weighted by its importance (the federated loss)",
+        "test",
     )
-    samples: Count | None = Field(
-        default=None,
-        description="Number of samples to evaluate on. Of the test or validation set: maximum number, "
-        "drawn once for all seeds; default: all. With on: clients: number per client, drawn with "
-        "replacement",
+    samples: Count | None = optional(
+        "Number of samples to evaluate on. Of the test or validation set: maximum number, drawn once "
+        "for all seeds; default: all. With on: clients: number per client, drawn with replacement"
     )
-    classes: bool = Field(
-        default=False, description="Also evaluate loss and accuracy for each class of the samples"
+    classes: bool = optional(
+        "Also evaluate loss and accuracy for each class of the samples", default=False
     )
-    devices: Count | None = Field(
-        default=None,
-        description="Also evaluate loss and accuracy on each device's own training data. The value is "
-        "the maximum number of samples per device, drawn once for all seeds. Default: no",
+    devices: Count | None = optional(
+        "Also evaluate loss and accuracy on each device's own training data. The value is the maximum "
+        "number of samples per device, drawn once for all seeds. Default: no"
     )
-    when: Literal["during", "after"] = Field(
-        default="during",
-        description="during: evaluate during the run. If an evaluation takes longer than `every`, there "
-        "are fewer evaluations. At its end, the run waits at most 30 s (of the host) for the last one. "
-        "after: keep the model of each `every`, and evaluate all of them after the run, so that "
-        "evaluation does not disturb the run. In virtual time, there is no difference",
+    when: Literal["during", "after"] = optional(
+        "during: evaluate during the run. If an evaluation takes longer than `every`, there are fewer "
+        "evaluations. At its end, the run waits at most 30 s (of the host) for the last one. after: "
+        "keep the model of each `every`, and evaluate all of them after the run, so that evaluation "
+        "does not disturb the run. In virtual time, there is no difference",
+        "during",
     )
-    cores: Count | None = Field(
-        default=None,
-        description="Number of the host's cores to reserve for evaluations. Default: evaluations run on "
-        "the core of broker and aggregator, with lower priority",
+    cores: Count | None = optional(
+        "Number of the host's cores to reserve for evaluations. Default: evaluations run on the core of "
+        "broker and aggregator, with lower priority"
     )
 
     @model_validator(mode="after")
@@ -209,43 +200,38 @@ class StartSettings(Model):
     """When the run clock starts. It starts as soon as all clients are ready. At the timeout, it starts
     if a quorum of the clients is ready."""
 
-    timeout: PositiveSeconds = Field(
-        default=300.0,
+    timeout: PositiveSeconds = optional(
+        "Maximum time to wait for the clients. If fewer than the quorum are ready then, the run fails",
+        300.0,
         json_schema_extra={"default": "5min"},
-        description="Maximum time to wait for the clients. If fewer than the quorum are ready then, the "
-        "run fails",
     )
-    quorum: PositiveShare = Field(
-        default=1.0, description="Share of the clients that must be ready at the timeout"
-    )
+    quorum: PositiveShare = optional("Share of the clients that must be ready at the timeout", 1.0)
 
 
 class BrokerSettings(Model):
     """The MQTT broker of the run."""
 
-    tls: bool = Field(
-        default=False, description="Encrypt the traffic between clients and broker with TLS"
-    )
+    tls: bool = optional("Encrypt the traffic between clients and broker with TLS", default=False)
 
 
 class RuntimeSettings(Model):
     """Runtime of the devices, and its settings."""
 
-    name: Annotated[str, NameChoice("auto", *RUNTIMES)] = Field(
-        default="auto",
-        description="docker: containers on this host; process: local processes; swarm: containers on a "
-        "Docker Swarm; virtual: simulated time. auto: docker if an engine answers, else process",
+    name: Annotated[str, NameChoice("auto", *RUNTIMES)] = optional(
+        "docker: containers on this host; process: local processes; swarm: containers on a Docker "
+        "Swarm; virtual: simulated time. auto: docker if an engine answers, else process",
+        "auto",
     )
-    shaper: Literal["auto", "netem", "tbf+delay"] = Field(
-        default="auto",
-        description="How delay, jitter and loss of links are emulated: by the kernel's netem, or by a "
-        "router (tbf+delay). auto: netem if the kernel has it. In runtime docker only",
+    shaper: Literal["auto", "netem", "tbf+delay"] = optional(
+        "How delay, jitter and loss of links are emulated: by the kernel's netem, or by a router "
+        "(tbf+delay). auto: netem if the kernel has it. In runtime docker only",
+        "auto",
     )
-    device: Literal["cpu", "cuda"] = Field(
-        default="cpu",
-        exclude_if=lambda device: device == "cpu",
-        description="cuda: all devices train on this host's GPU. In runtimes process and virtual only; "
-        "for docker, use gpu of a device group",
+    device: Literal["cpu", "cuda"] = optional(
+        "cuda: all devices train on this host's GPU. In runtimes process and virtual only; for docker, "
+        "use gpu of a device group",
+        "cpu",
+        hidden=True,
     )
     registry: (
         Annotated[
@@ -255,11 +241,10 @@ class RuntimeSettings(Model):
             needs_trust("a registry to push images to"),
         ]
         | None
-    ) = Field(
-        default=None,
-        exclude_if=lambda registry: registry is None,
-        description="Registry to which images are pushed, and from which other machines pull them. "
-        "Default: images are copied to the machines. In runtime swarm only",
+    ) = optional(
+        "Registry to which images are pushed, and from which other machines pull them. Default: images "
+        "are copied to the machines. In runtime swarm only",
+        hidden=True,
     )
 
 
@@ -267,48 +252,39 @@ class Virtual(Model):
     """Costs that virtual time assumes. A key without a value is measured on this host, or has the
     default in its description."""
 
-    step_time: PositiveSeconds | None = Field(
-        default=None,
-        description="CPU time of a mini-batch step on a whole core, for devices with cpu. Default: "
-        "measured on this host",
+    step_time: PositiveSeconds | None = optional(
+        "CPU time of a mini-batch step on a whole core, for devices with cpu. Default: measured on this "
+        "host"
     )
-    sliced_step_time: PositiveSeconds | None = Field(
-        default=None,
-        description="CPU time of a mini-batch step at a share of 1/8 of a core, at which a device "
-        "computes in slices with pauses. For other shares, the time is interpolated over the logarithm "
-        "of the share. Default: measured with step_time; if step_time is set, equal to step_time",
+    sliced_step_time: PositiveSeconds | None = optional(
+        "CPU time of a mini-batch step at a share of 1/8 of a core, at which a device computes in "
+        "slices with pauses. For other shares, the time is interpolated over the logarithm of the "
+        "share. Default: measured with step_time; if step_time is set, equal to step_time"
     )
-    start_time: Seconds | None = Field(
-        default=None,
-        description="Time from the order to start a client during the run until it is ready. A device "
-        "without cpu, such as one with timing or gflops alone, is ready at once. Default: 3s; if "
-        "step_time is set, 0",
+    start_time: Seconds | None = optional(
+        "Time from the order to start a client during the run until it is ready. A device without cpu, "
+        "such as one with timing or gflops alone, is ready at once. Default: 3s; if step_time is set, 0"
     )
-    update_time: Seconds | None = Field(
-        default=None,
-        description="CPU time of an update on a whole core, in addition to its steps. Default: 3ms; if "
-        "step_time is set, 0",
+    update_time: Seconds | None = optional(
+        "CPU time of an update on a whole core, in addition to its steps. Default: 3ms; if step_time is "
+        "set, 0"
     )
-    mask_time: PositiveSeconds | None = Field(
-        default=None,
-        description="CPU time on a whole core to make an update's mask and its shares "
-        "(privacy.secure). Default: measured if `packets` is on, else 0",
+    mask_time: PositiveSeconds | None = optional(
+        "CPU time on a whole core to make an update's mask and its shares (privacy.secure). Default: "
+        "measured if `packets` is on, else 0"
     )
-    share_time: PositiveSeconds | None = Field(
-        default=None,
-        description="CPU time on a whole core per mask share sent or received. Default: measured if "
-        "`packets` is on, else 0",
+    share_time: PositiveSeconds | None = optional(
+        "CPU time on a whole core per mask share sent or received. Default: measured if `packets` is "
+        "on, else 0"
     )
-    answer_time: PositiveSeconds | None = Field(
-        default=None,
-        description="CPU time on a whole core per sum of shares that the server asks for. Default: "
-        "measured if `packets` is on, else 0",
+    answer_time: PositiveSeconds | None = optional(
+        "CPU time on a whole core per sum of shares that the server asks for. Default: measured if "
+        "`packets` is on, else 0"
     )
-    packets: bool | None = Field(
-        default=None,
-        description="Whether to simulate packets, as on emulated links. Their headers use bandwidth. "
-        "After a pause, a burst of packets may exceed the link's rate (token bucket). Default: true if "
-        "step_time is measured",
+    packets: bool | None = optional(
+        "Whether to simulate packets, as on emulated links. Their headers use bandwidth. After a pause, "
+        "a burst of packets may exceed the link's rate (token bucket). Default: true if step_time is "
+        "measured"
     )
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> Virtual:
@@ -351,14 +327,12 @@ class Topology(Model):
         description="Name of the experiment, from which run ids are made: lower-case letters, digits "
         "and -"
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number of at least 0")] = Field(
-        default=0,
-        description="Seed of all random draws: the partition, the initial model, faults, and others",
+    seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number of at least 0")] = optional(
+        "Seed of all random draws: the partition, the initial model, faults, and others", 0
     )
-    code: FilePath | None = Field(
-        default=None,
-        description="Python file, or folder of modules, with your own task, rule or selection "
-        "(module:Class), relative to the topology file",
+    code: FilePath | None = optional(
+        "Python file, or folder of modules, with your own task, rule or selection (module:Class), "
+        "relative to the topology file"
     )
     requirements: Annotated[
         tuple[Requirement, ...],
@@ -370,11 +344,10 @@ class Topology(Model):
     ] = ()
     task: Annotated[TaskSettings, OneOf(TASKS, own="task")]
     rule: Annotated[RuleSettings, OneOf(RULES, own="rule")]
-    selection: Annotated[SelectionSettings, OneOf(SELECTIONS, own="selection")] | None = Field(
-        default=None,
-        exclude_if=lambda selection: selection is None,
-        description="Which idle clients train next, if the rule draws clients. Default: the rule draws "
-        "uniformly, and no draw is recorded",
+    selection: Annotated[SelectionSettings, OneOf(SELECTIONS, own="selection")] | None = optional(
+        "Which idle clients train next, if the rule draws clients. Default: the rule draws uniformly, "
+        "and no draw is recorded",
+        hidden=True,
     )
     devices: tuple[DeviceGroup, ...]
     network: Annotated[
@@ -394,21 +367,19 @@ class Topology(Model):
         ),
         expecting("auto, or a number of at least 1"),
     ] = 1.0
-    scenario: tuple[ScenarioEntry, ...] = Field(
-        default=(), description="Actions on devices, with their times"
-    )
-    churn: Churn | None = Field(default=None, description="Random crashes. Default: none")
+    scenario: tuple[ScenarioEntry, ...] = optional("Actions on devices, with their times", ())
+    churn: Churn | None = optional("Random crashes. Default: none")
     evaluate: EvaluationSettings = EvaluationSettings()
     stop: StopSettings
     start: StartSettings = StartSettings()
     bounds: BoundsSettings = BoundsSettings()
     privacy: PrivacySettings | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
     broker: BrokerSettings = BrokerSettings()
-    durability: config.Durability = Field(
-        default="update",
-        description="What a crash of the aggregator loses. none: the run; checkpoint: everything since "
-        "the last checkpoint; update: no acknowledged update; recording: no acknowledged update, and "
-        "every input is kept for testbed replay",
+    durability: config.Durability = optional(
+        "What a crash of the aggregator loses. none: the run; checkpoint: everything since the last "
+        "checkpoint; update: no acknowledged update; recording: no acknowledged update, and every "
+        "input is kept for testbed replay",
+        "update",
     )
     runtime: RuntimeSettings = RuntimeSettings()
     virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
