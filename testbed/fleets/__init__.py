@@ -63,11 +63,11 @@ def read(
     told: list[str] = []
     faulty: list[Problem] = []
     for index, group in enumerate(written.devices):
-        generator: _Drawing | _Recording
+        generator: _Drawing | _RecordedGroup
         if group.draw is not None:
             generator = _Drawing(written, index, document, context, group.draw)
         elif group.is_recorded:
-            generator = _Recording(written, index, document, context, told.append)
+            generator = _RecordedGroup(written, index, document, context, told.append)
         else:
             groups.append(group)
             members.append(DrawnPlace(index))
@@ -231,7 +231,7 @@ class _Generator:
 
 
 @dataclass(frozen=True)
-class _Recording(_Generator):
+class _RecordedGroup(_Generator):
     remark: Callable[[str], object]
     """Called with a sentence on how a file was read."""
 
