@@ -509,11 +509,26 @@ class AccessLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
+class FeatureSettings:
+    """Settings of a device's features (`agents.device.part`)."""
+
+    device: str
+    present: bool = True
+    """The client starts with the run, else by an order."""
+    cpu: float | None = None
+    """CPU share at the start of the run, in host cores of device time, to which `EnergyConfig.busy`
+    refers, if energy is counted. On a real device, the share to which the init's control group limits
+    it, if there is one."""
+    dilation: float = 1.0
+    """Host seconds per second of device time."""
+    energy: EnergyConfig | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig(FeatureSettings):
     """Configuration of a device's init."""
 
     run: str
-    device: str
     broker: BrokerAccess
     """The init does not reach the broker over the access link; only the client does."""
     data_address: str
@@ -535,8 +550,6 @@ class DeviceConfig:
     user."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """SHA-256 of each file that was sent to this host, by path."""
-    present: bool = True
-    """The client starts with the run, else by an order."""
     paused: bool = False
     """The client is frozen from its start on, until an order continues it."""
     telemetry_every: float = 1.0
@@ -547,13 +560,6 @@ class DeviceConfig:
     """File with the estimate of the aggregator's clock; None on its host."""
     netem: bool = False
     """The kernel's netem emulates delay, jitter and loss in the device, else the router."""
-    energy: EnergyConfig | None = None
-    cpu: float | None = None
-    """CPU share at the start of the run, in host cores of device time, to which `EnergyConfig.busy`
-    refers, if energy is counted. On a real device, the share to which the init's control group limits
-    it, if there is one."""
-    dilation: float = 1.0
-    """Host seconds per second of device time."""
     disk: str = ""
     """Folder with the files that the client keeps when it restarts; empty if no power-off erases
     them."""

@@ -10,12 +10,12 @@ cut off, or unpowered.
   goodbye is sent.
 - `Join` starts a device that is absent, because it has not joined yet, has left, or has had a permanent
   `Crash`. `Join` ends all holds except `unpowered`.
-- `PowerOff` and `PowerOn` follow from the level of the battery: nobody orders them. A power-off kills
-  the process as a crash does. A device that is restarted or joins while it is unpowered starts when its
+- `PowerOff` and `PowerOn` follow from the device's own state: nobody orders them. A power-off kills the
+  process as a crash does. A device that is restarted or joins while it is unpowered starts when its
   power returns.
 - `SetLink`, `SetBackground`, `Disconnect` and `Reconnect` may also name a segment of the network.
-- `SetCpu`, `SetLink`, `SetBattery`, `Charge` and `Unplug` apply to the device, not to its process: they
-  persist over crashes and absence.
+- `SetCpu`, `SetLink` and the actions of features (`agents.features.Action`) apply to the device, not to
+  its process: they persist over crashes and absence.
 
 To add an action without a value, write a class, add it to `Switching`, and add a row to `_HOLDS`. To add
 an action with a value, write a class and add it to `Action`. The type checker then reports each place
@@ -32,28 +32,25 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from agents import features
 from agents.checks import convert
+from agents.fields import ActionFields, FeatureAction
 
 _MAX_CORES = 1e6
 _MAX_BITS_PER_SECOND = 10**15
 _MAX_SECONDS = 1e10
-_MAX_WATTS = 1e9
 _Rate = Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)]
 _Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
 
-class _DeviceAction(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
-    """The JSON form has the action's name in the field `action`."""
-
-
-class SetCpu(_DeviceAction, frozen=True, tag="set"):
+class SetCpu(ActionFields, frozen=True, tag="set"):
     """Change the CPU share."""
 
     cpu: float
     """Host cores."""
 
 
-class SetLink(_DeviceAction, frozen=True, tag="set"):
+class SetLink(ActionFields, frozen=True, tag="set"):
     """Change properties of the link."""
 
     changes: Mapping[str, int | float | None] = msgspec.field(name="link")
@@ -68,80 +65,61 @@ class _LinkChanges(Struct, forbid_unknown_fields=True):
     loss: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
-class SetBattery(_DeviceAction, frozen=True, tag="battery"):
-    """A device that then has too little power powers off at once."""
-
-    level: Annotated[float, Meta(ge=0, le=1)]
-    """Share of the battery's capacity."""
-
-
-class SetBackground(_DeviceAction, frozen=True, tag="background"):
+class SetBackground(ActionFields, frozen=True, tag="background"):
     """Traffic of other people on a segment."""
 
     on: bool
 
 
-class Charge(_DeviceAction, frozen=True, omit_defaults=True):
-    """Plug in a charger."""
-
-    watts: Annotated[float, Meta(ge=0, le=_MAX_WATTS)] | None = None
-    """Constant watts; None for the device's own charger."""
-
-
-class Unplug(_DeviceAction, frozen=True):
-    """Unplug the charger."""
-
-
-class Crash(_DeviceAction, frozen=True):
+class Crash(ActionFields, frozen=True):
     """Kill the device's process, without a goodbye."""
 
 
-class Restart(_DeviceAction, frozen=True):
+class Restart(ActionFields, frozen=True):
     """Start the process again after a crash."""
 
 
-class Pause(_DeviceAction, frozen=True):
+class Pause(ActionFields, frozen=True):
     """Freeze the process."""
 
 
-class Resume(_DeviceAction, frozen=True):
+class Resume(ActionFields, frozen=True):
     """Continue the frozen process."""
 
 
-class Disconnect(_DeviceAction, frozen=True):
+class Disconnect(ActionFields, frozen=True):
     """Block all packets. The process continues."""
 
 
-class Reconnect(_DeviceAction, frozen=True):
+class Reconnect(ActionFields, frozen=True):
     """Let packets pass again."""
 
 
-class Leave(_DeviceAction, frozen=True):
+class Leave(ActionFields, frozen=True):
     """Leave the run: the client says goodbye and ends."""
 
 
-class Join(_DeviceAction, frozen=True):
+class Join(ActionFields, frozen=True):
     """Join the run, for the first time or again. All holds except `unpowered` end."""
 
 
-class PowerOff(_DeviceAction, frozen=True):
-    """Power off because the battery is too low: kill the process, without a goodbye."""
+class PowerOff(ActionFields, frozen=True):
+    """Power off: kill the process, without a goodbye."""
 
 
-class PowerOn(_DeviceAction, frozen=True):
-    """Start again because the battery is charged."""
+class PowerOn(ActionFields, frozen=True):
+    """Start again because there is power."""
 
 
 Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join | PowerOff | PowerOn
 """Actions without a value. Each begins or ends a hold."""
-EnergyAction = SetBattery | Charge | Unplug
-DeviceAction = SetCpu | SetLink | EnergyAction | Switching
+DeviceAction = SetCpu | SetLink | features.Action | Switching
 Action = DeviceAction | SetBackground
 SegmentAction = SetLink | SetBackground | Disconnect | Reconnect
 """Named in place of a device. `Disconnect` cuts the segment."""
 
 
-class _Set(_DeviceAction, frozen=True, tag="set"):
+class _Set(ActionFields, frozen=True, tag="set"):
     cpu: Annotated[float, Meta(ge=0, le=_MAX_CORES)] | None = None
     link: _LinkChanges | None = None
 
@@ -149,11 +127,11 @@ class _Set(_DeviceAction, frozen=True, tag="set"):
 class _AnyAction(Struct):
     """Wrapper for the union of actions, which `parse` validates."""
 
-    action: _Set | SetBackground | EnergyAction | Switching
+    action: _Set | SetBackground | features.Action | Switching
 
 
 Hold = Literal["down", "frozen", "cut off", "unpowered"]
-"""No process, a frozen process, no packets, or an empty battery."""
+"""No process, a frozen process, no packets, or no power."""
 
 _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Crash: {"down": True},
@@ -227,24 +205,25 @@ class DeviceState:
     link: Mapping[str, float | None] = field(default_factory=dict)
     """Changed fields, as in `SetLink`."""
     background: bool | None = None
-    charger: Charge | Unplug | None = None
+    features: Mapping[str, features.Action] = field(default_factory=dict)
+    """Last action on each part of the state, in order (`FeatureAction.sets`)."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
     """Last action on each hold, in order. A `Join` removes all but that of `unpowered`, and is stored as
     the last on `down`."""
 
     def with_action(self, action: Action) -> DeviceState:
-        """The level of the battery is not part of the state, because it changes all the time."""
         match action:
             case SetCpu(cpu):
                 return dataclasses.replace(self, cpu=cpu)
             case SetLink(changes):
                 return dataclasses.replace(self, link={**self.link, **changes})
-            case SetBattery():
-                return self
             case SetBackground(on):
                 return dataclasses.replace(self, background=on)
-            case Charge() | Unplug():
-                return dataclasses.replace(self, charger=action)
+            case FeatureAction():
+                if (part := action.sets) is None:
+                    return self
+                rest = {name: last for name, last in self.features.items() if name != part}
+                return dataclasses.replace(self, features={**rest, part: action})
             case _:
                 ended = holds(action)
                 others = {hold: last for hold, last in self.switched.items() if hold not in ended}
@@ -263,6 +242,5 @@ class DeviceState:
             yield SetLink(self.link)
         if self.background is not None:
             yield SetBackground(self.background)
-        if self.charger is not None:
-            yield self.charger
+        yield from self.features.values()
         yield from self.switched.values()

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from agents import features
 from agents.checks import convert
 from agents.device_actions import Action, from_json
 from agents.disk import files
@@ -237,8 +238,8 @@ class Acted:
     device: str
     source: str
     """Origin of the action. `scenario`: the topology's scenario, churn, availability or heat. `hand`: a
-    user during the run. `aggregator`: the aggregator ended a client that flooded it. `battery`: the
-    device's battery was too low (`poweroff`), or was charged (`poweron`)."""
+    user during the run. `aggregator`: the aggregator ended a client that flooded it. A feature of
+    the device, such as `battery`: it had no power (`poweroff`), or had it again (`poweron`)."""
     lateness: float
     """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
@@ -249,30 +250,6 @@ class Acted:
         """The action; None if this version of the testbed does not know the action. This property is not
         stored."""
         return from_json(self.details)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEnergy:
-    """Energy that a device consumed for one round. A round has the device's model, its training, and its
-    update. The energy of a round consists of the energy to receive the model, of everything that the
-    device consumed from the start of the training to its end, transfers of other messages excluded, and
-    of the energy to send the update. Only runs that count energy have this record. A round that is in
-    progress at the end of the run has none."""
-
-    event: ClassVar[str] = "energy"
-    at: float
-    """Time at which the device sent the update, or at which the round was lost."""
-    client: str
-    dispatch: int
-    """Number of the dispatch that began the round. `client` and `dispatch` together identify the update.
-    """
-    energy_j: float
-    """Energy in joules."""
-    outcome: str
-    """`sent`: the device began to send the update. The update may still be lost on its way; then it has
-    no record `update`. `lost`: the round ended before, for instance because the device powered off."""
-    level: float = math.nan
-    """Battery level at `at`, from 0 to 1; NaN if the device has no battery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +336,7 @@ Record = (
     | Evaluated
     | EvaluatedPart
     | Acted
-    | RoundEnergy
+    | features.Record
     | Disrupted
     | Note
     | WrongSum

@@ -88,7 +88,7 @@ class Run:
     """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version` and
     `dispatch`."""
     rounds: pd.DataFrame
-    """`events.RoundEnergy`: `at` (s), `client`, `dispatch`, `energy_j` (J), `outcome` (`sent` or
+    """`RoundEnergy`: `at` (s), `client`, `dispatch`, `energy_j` (J), `outcome` (`sent` or
     `lost`), `level` (share of the battery's capacity). Empty unless the topology has `energy`."""
     draws: pd.DataFrame
     """`events.ClientsDrawn`: `at` (s), `draw`, `wanted`, `eligible`, `chosen`, `added` and `removed`.

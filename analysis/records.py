@@ -25,6 +25,7 @@ from pyarrow import json as arrow_json
 
 from agents import events
 from agents.disk import files
+from agents.energy.messages import RoundEnergy
 
 BLOCK = 1 << 24
 """Bytes per block, which limit the memory beside the tables."""
@@ -55,7 +56,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.UpdateClipped,
         events.RoundUnfinished,
         events.ClientsDrawn,
-        events.RoundEnergy,
+        RoundEnergy,
         events.Note,
     )
 }

@@ -20,6 +20,7 @@ from agents.device_actions import (
     Switching,
     holds,
 )
+from agents.energy.messages import RoundEnergy
 from agents.events import LARGEST
 from agents.texts import name_list
 from analysis.activity import Activity
@@ -114,7 +115,7 @@ class DeviceUsage:
 
 @dataclass(slots=True)
 class EnergyUse:
-    """The latest sample (`agents.wire.messages.EnergyFigures`)."""
+    """The latest sample (`agents.energy.messages.EnergyFigures`)."""
 
     at: float = nan
     """Device time in seconds; NaN before the first sample."""
@@ -306,7 +307,7 @@ class Tally:
                 known = (client, reason) in self.rejections or len(self.rejections) < _MAX_REASONS
                 self.rejections[client, reason if known else "other"] += 1
                 return Notice(at, "update rejected", client, reason)
-            case events.RoundEnergy():
+            case RoundEnergy():
                 self.round_joules += record.energy_j
             case events.VersionMade():
                 self.version = record.version

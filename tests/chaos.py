@@ -43,6 +43,7 @@ import psutil
 
 from agents import events
 from agents.device_actions import Restart, to_json
+from agents.energy.messages import RoundEnergy
 from agents.events import COMPLETE
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
@@ -559,7 +560,7 @@ def _judged(
     applied = Counter((update.client, update.dispatch) for update in run.updates)
     twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
     lost = [f"update {number} of {client}" for client, number in unaccounted(finished, run.records)]
-    energies = [one for one in run.records if isinstance(one, events.RoundEnergy)]
+    energies = [one for one in run.records if isinstance(one, RoundEnergy)]
     # A round that was lost with its client may be sent later, from the client's disk.
     rounds = Counter((one.client, one.dispatch, one.outcome) for one in energies)
     again = [one for one, times in rounds.items() if times > 1]

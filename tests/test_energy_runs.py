@@ -9,6 +9,7 @@ import docker
 import pytest
 
 from agents import events
+from agents.energy.messages import RoundEnergy
 from tests.running import (
     Finished,
     Testbed,
@@ -85,7 +86,7 @@ def test_device_without_power_loses_its_round_and_sends_nothing(drained: Finishe
     assert [r for r in of_battery if isinstance(r, events.UpdateApplied) and on < r.sent < again]
     unfinished = [r for r in of_battery if isinstance(r, events.RoundUnfinished)]
     assert unfinished[0].at == pytest.approx(off, abs=1.0)
-    lost = [r for r in of_battery if isinstance(r, events.RoundEnergy) and r.outcome == "lost"]
+    lost = [r for r in of_battery if isinstance(r, RoundEnergy) and r.outcome == "lost"]
     assert (lost[0].dispatch, lost[0].at) == (unfinished[0].dispatch, unfinished[0].at)
     statuses = [r.state for r in of_battery if isinstance(r, events.ClientStatus)]
     assert statuses[:3] == ["offline", "joining", "ready"]
@@ -105,7 +106,7 @@ def test_energy_is_that_of_time_cpu_and_bytes(drained: Finished) -> None:
     consumed = last["energy"]["consumed"] - first["energy"]["consumed"]
     # 1 core with its 2 W stands for the share of 0.2.
     assert consumed == pytest.approx(time + 10 * cpu + 5e-6 * sent + 2e-6 * received, rel=0.02)
-    rounds = [r for r in drained.records if isinstance(r, events.RoundEnergy) and r.client == "mains"]
+    rounds = [r for r in drained.records if isinstance(r, RoundEnergy) and r.client == "mains"]
     updates = [r for r in drained.updates if r.client == "mains"]
     # Rounds of the last seconds may end after the last sample that the aggregator waits for.
     assert {r.dispatch for r in rounds} >= {r.dispatch for r in updates if r.sent < 15.0}

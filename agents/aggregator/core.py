@@ -57,6 +57,7 @@ from agents.aggregator.progress import (
 )
 from agents.checks import DeclarationError
 from agents.config import Named
+from agents.energy.messages import RoundEnergy
 from agents.models import vectors
 from agents.models.vectors import Buffers, Vector, unfit
 from agents.pipeline import ServerSteps
@@ -319,7 +320,7 @@ class AggregatorCore:
         record = events.from_line(line)
         if isinstance(record, events.Acted) and record.action is not None:
             self.progress.note_action(record.device, record.action)
-        if isinstance(record, events.RoundEnergy) and self._draws is not None:
+        if isinstance(record, RoundEnergy) and self._draws is not None:
             self._draws.note_battery(record.client, record.level, record.at)
         return [] if record is None else [Log(record)]
 

@@ -38,6 +38,7 @@ from agents.config import AggregatorConfig
 from agents.device_actions import Crash, Join, Restart, to_json
 from agents.disk import files
 from agents.disturbances import LATE_SECONDS, LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
+from agents.energy.messages import EnergyOrder, RoundEnergy
 from agents.models.flat import first_model
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, Inbox, ReceivedMessage
@@ -446,10 +447,10 @@ class Aggregator:
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
-            case messages.EnergyOrder(at, client, dispatch, energy_j, outcome, level):
+            case EnergyOrder(at, client, dispatch, energy_j, outcome, level):
                 if self._finished is None:
                     known = math.nan if level is None else level
-                    self._record(events.RoundEnergy(at, client, dispatch, energy_j, outcome, known))
+                    self._record(RoundEnergy(at, client, dispatch, energy_j, outcome, known))
             case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
             case _:

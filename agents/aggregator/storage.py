@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from agents import events, user_code
+from agents import events, features, user_code
 from agents.disk import files
 from agents.disk.files import Checksum
 from agents.models.vectors import Buffers, Vector
@@ -192,7 +192,7 @@ def save_model(folder: Path, name: str, w: Vector, buffers: Buffers, version: in
 # lengths of the buffers, the pickle, the buffers. Integers are little endian.
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbed9"
+_MAGIC = b"testbedB"
 """Version of the state's classes. Change it whenever one of them changes."""
 _MODULES = {
     "agents.aggregator.dispatches",
@@ -212,6 +212,7 @@ _MODULES = {
     "agents.rules.parts",
     "agents.selection.draws",
     "agents.selection.interface",
+    *features.MODULES,
     *(rule.__module__ for rule in RULES.values()),
     *(selection.__module__ for selection in SELECTIONS.values()),
 }

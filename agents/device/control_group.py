@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.wire.messages import NO_LIMIT, CgroupLimits, UsageSample
+from agents.fields import NO_LIMIT
+from agents.wire.messages import CgroupLimits, UsageSample
 
 # Limits and counters of a process's control group, in cgroup v1 or v2, as the kernel reports them.
 #

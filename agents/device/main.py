@@ -28,14 +28,14 @@ from types import FrameType
 
 from typing_extensions import assert_never
 
-from agents import config
+from agents import config, features
 from agents.config import BEGUN, AccessLink, DeviceConfig
 from agents.device import bound, control_group, link, turns
-from agents.device.energy_meter import CounterReading, EnergyMeter
+from agents.device.features import FEATURES
 from agents.device.machine import DeviceContainer, DeviceMachine
+from agents.device.part import ClientHost, CounterReading
 from agents.device.real_machine import RealMachine
 from agents.device_actions import (
-    Charge,
     Crash,
     Disconnect,
     Join,
@@ -47,33 +47,27 @@ from agents.device_actions import (
     Restart,
     Resume,
     SetBackground,
-    SetBattery,
     SetLink,
-    Unplug,
 )
 from agents.disk import files
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing
+from agents.fields import FeatureAction
 from agents.mqtt import topics, transport
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.clock import DeviceClock
-from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
+from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import messages
 from agents.wire.messages import (
     CgroupLimits,
     DeviceOrder,
-    EnergyStart,
     LimitsRequest,
     MeasureOrder,
     MessageError,
-    PowerSwitch,
     RemoteAction,
 )
 
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS. This process sets it, because not every engine can."""
-_METER_SECONDS = 0.1
-"""Seconds between two readings for the energy meter before the run clock is known to run. The use of at
-most this much of the CPU time around its start is attributed wrongly."""
 
 
 def main() -> None:
@@ -89,11 +83,12 @@ def main() -> None:
         sys.exit(f"device {cfg.device}: {error}")
 
 
-class Init:
+class Init(ClientHost):
     """The init process: keeps one client in the state that the controller orders."""
 
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
+        self.device = cfg.device
         self._clock = DeviceClock(1.0, cfg.clock)
         self._machine: DeviceMachine = (
             RealMachine(cfg.device, netem=cfg.netem, is_limited=cfg.cpu is not None)
@@ -111,18 +106,13 @@ class Init:
         self._ending = False
         """The client was ordered to end, so that its exit does not end the container."""
         self._paused = cfg.paused
-        self._meter = (
-            None
-            if cfg.energy is None
-            else EnergyMeter(cfg.device, cfg.energy, cfg.cpu, cfg.dilation, is_present=cfg.present)
-        )
-        self._metering_due = -math.inf if self._meter is not None else math.inf
-        """Monotonic time at which the meter is read next."""
+        made = (part.make(cfg, self) for part in FEATURES)
+        self._features = [feature for feature in made if feature is not None]
+        self._look_due = -math.inf if self._features else math.inf
+        """Monotonic time at which the features look at the device next."""
         self._powered = True
-        """The battery allows a client to run. After an empty one is charged, the controller orders the
-        start, because it first has to lift the CPU limit."""
-        self._was_starting = False
-        """A client was starting at the meter's last reading."""
+        """A client may run. After a power-off, the controller orders the next start, because it first
+        has to lift the CPU limit."""
         self._memory_lost = False
         """A power-off has erased the client's files, which are deleted before the next start."""
         self._stopped = False
@@ -169,9 +159,8 @@ class Init:
             self._start_probe(self._config.probed)
         try:
             code = self._serve()
-            if self._meter is not None:
-                self._count_energy(self._meter)
-                self._send_energy()
+            self._look()
+            self._sample_features()
             return 1 if self._unmeasured else code
         finally:
             self._connection.close()
@@ -204,20 +193,19 @@ class Init:
             self._unmeasured = True
             os.kill(os.getpid(), signal.SIGTERM)
         else:  # retained, because the start barrier waits for it and may subscribe later
-            result = messages.LinkProbe(cfg.device, self._now(), found)
+            result = messages.LinkProbe(cfg.device, self.now(), found)
             telemetry = self._topics.telemetry(cfg.device)
             self._connection.publish(telemetry, messages.encode(result), retain=True)
 
-    def _now(self) -> float:
-        """Monotonic time of the aggregator's host."""
+    def now(self) -> float:
         return to_seconds(self._clock.now())
 
     def _sample(self) -> None:
         """Publish a sample, with limits and disturbances that have not been published yet."""
         device, client = self._config.device, self._client.pid if self._client else None
-        sample = self._machine.sample(client, self._now)
+        sample = self._machine.sample(client, self.now)
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
-        self._send_energy()
+        self._sample_features()
         if (limits := self._machine.limits()) != self._limits:
             self._send_limits(limits)
         if self._client is not None and self._client.poll() is None:  # else `_exit_code` reports it
@@ -226,11 +214,9 @@ class Init:
         for reason, since, is_over in self._disturbances.update(present):
             self._report(reason, since, is_over=is_over)
 
-    def _send_energy(self) -> None:
-        """Publish the energy until the last reading of the counters, if it is counted."""
-        if self._meter is not None and self._meter.is_counting:
-            energy = messages.encode(self._meter.sample(self._now()))
-            self._connection.publish_lossy(self._topics.telemetry(self._config.device), energy)
+    def _sample_features(self) -> None:
+        for feature in self._features:
+            feature.sample()
 
     def _present_disturbances(self, now: float) -> dict[str, float]:
         """When each began, by its reason."""
@@ -252,7 +238,7 @@ class Init:
         """An unplanned disturbance, which began at `since` on this host's monotonic clock."""
         device = self._config.device
         begin = to_seconds(self._clock.at(from_seconds(since)))
-        found = messages.Disturbance(device, self._now(), begin, reason, is_over)
+        found = messages.Disturbance(device, self.now(), begin, reason, is_over)
         self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _send_limits(self, limits: CgroupLimits | None) -> None:
@@ -261,7 +247,7 @@ class Init:
         self._limits = limits
         if limits is not None:
             device = self._config.device
-            found = messages.LimitsRead(device, self._now(), limits)
+            found = messages.LimitsRead(device, self.now(), limits)
             self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _serve(self) -> int:
@@ -269,12 +255,12 @@ class Init:
         code. Sleep in between, because this work uses the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
-            now, wake = time.monotonic(), min(due, self._machine.reading_due, self._metering_due)
+            now, wake = time.monotonic(), min(due, self._machine.reading_due, self._look_due)
             if now >= wake:
                 if now >= min(due, self._machine.reading_due):
                     self._machine.read_queues()
-                if self._meter is not None and now >= min(due, self._metering_due):
-                    self._count_energy(self._meter)
+                if now >= min(due, self._look_due):
+                    self._look()
                 if now >= due:
                     self._sample()
                     # Missed samples are skipped, not published later.
@@ -289,34 +275,24 @@ class Init:
             _reap_orphans(self._client.pid if self._client else None)
         return code
 
-    def _count_energy(self, meter: EnergyMeter) -> None:
-        """Read the counters. If the battery is empty, power off: kill the client as a crash does, and
-        report it. If an empty battery is charged, report that."""
+    def _look(self) -> None:
+        self._look_due = time.monotonic() + min((one.look() for one in self._features), default=math.inf)
+
+    def counters(self) -> CounterReading:
         received, sent = control_group.traffic()
         cpu = self._machine.cpu_seconds() or 0.0
-        was_starting, self._was_starting = self._was_starting, self._is_starting
-        at = self._clock.now()
-        reading = CounterReading(at, from_seconds(cpu), sent, received)
-        meter.update(reading, is_starting=was_starting or self._was_starting)
-        if (powered := meter.switch()) is not None:
-            if not powered:
-                self._power_off(loses_memory=meter.account.loses_memory)
-            device, topic = self._config.device, self._topics.telemetry(self._config.device)
-            self._connection.publish_lossy(topic, messages.encode(meter.sample(self._now())))
-            level = meter.account.level or 0.0
-            switch = PowerSwitch(device, self._now(), powered=powered, level=level)
-            self._connection.publish(topic, messages.encode(switch))
-        seconds = (meter.next_look(at) - at) / SECOND if meter.is_counting else _METER_SECONDS
-        self._metering_due = time.monotonic() + seconds
+        return CounterReading(self._clock.now(), from_seconds(cpu), sent, received)
+
+    def publish(self, message: features.Telemetry, *, is_lossy: bool = False) -> None:
+        send = self._connection.publish_lossy if is_lossy else self._connection.publish
+        send(self._topics.telemetry(self.device), messages.encode(message))
 
     @property
-    def _is_starting(self) -> bool:
-        """Whether a client is starting. Until it is ready, the engine does not limit its CPU."""
+    def is_starting(self) -> bool:
+        """The engine does not limit the CPU until the client is ready."""
         return self._client is not None and not self._ending and self._machine.cores() is None
 
-    def _power_off(self, *, loses_memory: bool) -> None:
-        """End the client without warning. It starts again when its power returns, unless an order has
-        ended it."""
+    def power_off(self, *, loses_memory: bool) -> None:
         self._powered = False
         self._memory_lost = self._memory_lost or loses_memory
         if self._client is not None:
@@ -358,9 +334,8 @@ class Init:
                     self._send_limits(self._machine.limits())
                 case MeasureOrder() if self._config.probed is not None:
                     self._start_probe(self._config.probed)
-                case EnergyStart() as order if self._meter is not None:
-                    self._meter.start(order)
-                    self._count_energy(self._meter)
+                case order if any(feature.obey(order) for feature in self._features):
+                    self._look()
                 case _:
                     raise MessageError("expected an order")
         except MessageError as error:
@@ -383,14 +358,14 @@ class Init:
             case Restart():
                 self._restart()
             case Join():  # ends earlier pauses and disconnections
-                self._set_counted(is_counted=True)
+                self._set_present(is_present=True)
                 self._resume()
                 self._machine.plug(up=True)
                 self._restart()
             case Crash():
                 self._end(signal.SIGKILL)
             case Leave():
-                self._set_counted(is_counted=False)
+                self._set_present(is_present=False)
                 self._paused = False
                 self._end(signal.SIGTERM, signal.SIGCONT)
             case Pause():
@@ -405,31 +380,27 @@ class Init:
                 self._machine.plug(up=False)
             case Reconnect():
                 self._machine.plug(up=True)
-            case SetBattery() | Charge() | Unplug():
-                if self._meter is None:
-                    self._fail(f"the device has no battery, expected one for {action}")
-                else:
-                    self._count_energy(self._meter)
-                    self._meter.account.act(action)
-                    self._count_energy(self._meter)
             case PowerOn():
-                # Ignored if the battery is empty again since the controller has sent the order.
-                if self._meter is not None and self._meter.account.is_on:
+                # Ignored if the power has gone again since the controller has sent the order.
+                if all(feature.allows_client for feature in self._features):
                     self._powered = True
                     self._start_wanted()
             case SetBackground():
                 self._fail("a device has no background traffic: a segment has")
             case PowerOff():
-                self._fail("a power-off follows from the battery, and cannot be ordered")
+                self._fail("a power-off follows from the device's state, and cannot be ordered")
+            case FeatureAction():
+                if any(feature.act(action) for feature in self._features):
+                    self._look()
+                else:
+                    self._fail(f"the device has nothing to which {action} applies")
             case _:
                 assert_never(action)
 
-    def _set_counted(self, *, is_counted: bool) -> None:
-        """Count the device's energy from now on, or not."""
-        if self._meter is not None:
-            self._count_energy(self._meter)
-            self._meter.account.is_counted = is_counted
-            self._count_energy(self._meter)
+    def _set_present(self, *, is_present: bool) -> None:
+        for feature in self._features:
+            feature.set_present(is_present=is_present)
+        self._look()
 
     def _restart(self) -> None:
         self._wanted = True

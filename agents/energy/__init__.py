@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from agents.device_actions import Charge, EnergyAction, SetBattery, Unplug
+from agents.energy.messages import Charge, SetBattery, Unplug
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 
 Microwatts = int
@@ -261,7 +261,7 @@ class EnergyAccount:
     def unplug(self) -> None:
         self._charger = None
 
-    def act(self, action: EnergyAction) -> None:
+    def act(self, action: SetBattery | Charge | Unplug) -> None:
         match action:
             case SetBattery(level):
                 self.set_level(level)

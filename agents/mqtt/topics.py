@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from agents.fields import NAME
+
 ROOT = "testbed"
-NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
-"""Names of runs, devices and clients."""
 _NAME = re.compile(NAME)
 
 AGGREGATOR = "aggregator"

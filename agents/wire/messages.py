@@ -19,25 +19,33 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from agents import device_actions
+from agents import device_actions, features
 from agents.checks import convert
 from agents.config import Way
-from agents.device_actions import EnergyAction, SetBackground, SetLink, Switching
+from agents.device_actions import SetBackground, SetLink, Switching
+from agents.fields import (
+    MAX_TEXT_CHARACTERS,
+    AggregatorOrderFields,
+    Count,
+    Cpuset,
+    DeviceTime,
+    Fields,
+    Limit,
+    Name,
+    Rate,
+    Seconds,
+    Share,
+    Text,
+)
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
 from agents.texts import make_printable
 
 MAX_PAYLOAD_BYTES = 64 * 1024
-MAX_TEXT_CHARACTERS = 4096
 _MAX_ERROR_CHARACTERS = 250
-_MAX_SECONDS = 1e10
-_MAX_COUNT = 2**63 - 1
-MAX_WATTS = 1e12
-NO_LIMIT = -1
-"""Quota, memory or swap of a control group that is not set."""
 MAX_SUMMANDS = 500
 """Maximum number of updates in one secure sum, so that the request for the sum fits into a message."""
 
@@ -46,56 +54,23 @@ class MessageError(Exception):
     """The text describes what is invalid."""
 
 
-RemoteAction = SetLink | SetBackground | EnergyAction | Switching
+RemoteAction = SetLink | SetBackground | features.Action | Switching
 """By a device's init or the router. The controller sets CPU limits itself."""
 State = Literal["joining", "ready", "over", "offline"]
 ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand", "battery"]
 _REPORT = "report "
 
-Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
-Name = Annotated[str, Meta(pattern=rf"\A{topics.NAME}\Z")]
-Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
-DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
-"""Slightly negative when the host's clock is adjusted."""
-Share = Annotated[float, Meta(ge=0, le=1)]
-Rate = Annotated[float, Meta(ge=0, le=1e15)]
-Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
-Watts = Annotated[float, Meta(ge=0, le=MAX_WATTS)]
-Joules = Annotated[float, Meta(ge=0, le=1e18)]
-Cpuset = Annotated[
-    str,
-    Meta(
-        max_length=MAX_TEXT_CHARACTERS,
-        pattern=r"\A(([0-9]{1,5}(-[0-9]{1,5})?)(,[0-9]{1,5}(-[0-9]{1,5})?)*)?\Z",
-    ),
-]
-"""Core numbers, such as `0,2-3`."""
-Limit = Annotated[int, Meta(ge=NO_LIMIT, le=_MAX_COUNT)]
 
-
-class _Fields(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A field whose value is None is omitted or null."""
-
-
-def _order_name(class_name: str) -> str:
-    """`do` of an order's class, such as `start` for `StartOrder`."""
-    return class_name.removesuffix("Order").lower()
-
-
-class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=_order_name):
-    """The order's name is in the field `do`."""
-
-
-class StartOrder(_AggregatorOrder, frozen=True):
+class StartOrder(AggregatorOrderFields, frozen=True):
     """Order to the aggregator: start the run clock."""
 
 
-class StopOrder(_AggregatorOrder, frozen=True):
+class StopOrder(AggregatorOrderFields, frozen=True):
     """Order to the aggregator: end the run."""
 
 
-class LogOrder(_AggregatorOrder, frozen=True):
+class LogOrder(AggregatorOrderFields, frozen=True):
     """Record an action on a device, as `agents.events.Acted`."""
 
     at: DeviceTime
@@ -108,7 +83,7 @@ class LogOrder(_AggregatorOrder, frozen=True):
     """JSON form (`agents.device_actions`)."""
 
 
-class NoteOrder(_AggregatorOrder, frozen=True):
+class NoteOrder(AggregatorOrderFields, frozen=True):
     """Record a note for people who read the run's events, as `agents.events.Note`."""
 
     message: Text
@@ -117,18 +92,7 @@ class NoteOrder(_AggregatorOrder, frozen=True):
         force_setattr(self, "message", make_printable(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
-class EnergyOrder(_AggregatorOrder, frozen=True):
-    """Record the energy of a round, as `agents.events.RoundEnergy`."""
-
-    at: DeviceTime
-    client: Name
-    dispatch: Count
-    energy_j: Joules
-    outcome: Literal["sent", "lost"]
-    level: Share | None = None
-
-
-class DisruptOrder(_AggregatorOrder, frozen=True):
+class DisruptOrder(AggregatorOrderFields, frozen=True):
     """Record a disruption, as `agents.events.Disrupted`. Times are seconds of the host's monotonic
     clock."""
 
@@ -140,20 +104,20 @@ class DisruptOrder(_AggregatorOrder, frozen=True):
         force_setattr(self, "reason", make_printable(self.reason, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
-class DeviceOrder(_Fields, frozen=True):
+class DeviceOrder(Fields, frozen=True):
     """Order to the init of `device`, or to the router, for which `device` may be a segment."""
 
     device: Name
     action: RemoteAction
 
 
-class LimitsRequest(_Fields, frozen=True):
+class LimitsRequest(Fields, frozen=True):
     """Have the init of `device` read the limits of its container now, and send LimitsRead."""
 
     device: Name
 
 
-class MeasureOrder(_Fields, frozen=True):
+class MeasureOrder(Fields, frozen=True):
     """Have the init of a device, or the router, measure the link, or those segments that it shapes,
     before the run clock starts."""
 
@@ -161,7 +125,7 @@ class MeasureOrder(_Fields, frozen=True):
     """The device, or the segments."""
 
 
-class QueueUse(_Fields, frozen=True):
+class QueueUse(Fields, frozen=True):
     """Totals of one queue of a link, over the time during which packets waited in it."""
 
     busy: Seconds
@@ -172,56 +136,7 @@ class QueueUse(_Fields, frozen=True):
     """Bytes that the link's rate allows in this time."""
 
 
-class EnergyFigures(_Fields, frozen=True, kw_only=True):
-    """Totals are in joules since the start of the run clock."""
-
-    consumed: Joules
-    """Includes `transferred`."""
-    transferred: Joules
-    """Energy that the device has consumed to send and receive bytes."""
-    power: Watts
-    """Mean since the previous sample."""
-    is_on: bool = True
-    level: Share | None = None
-    """Level of the battery, from 0 to 1; None if the device has no battery."""
-    supplied: Joules | None = None
-    """From the charger, consumed or stored; None without a battery."""
-    charging: Watts | None = None
-    """Offered by the charger now; None without a battery."""
-
-
-class EnergyStart(_Fields, frozen=True):
-    """Have the init of `device` count its energy, at each start of the run clock."""
-
-    device: Name
-    epoch: DeviceTime
-    """Monotonic time of the aggregator's host at device time 0."""
-    at: Seconds = 0.0
-    """Device time of the start."""
-    energy: EnergyFigures | None = None
-    """Energy at the end of the run's earlier segment; None if the run was not resumed."""
-
-
-class EnergySample(_Fields, frozen=True):
-    """`at`: seconds on the host's monotonic clock, in virtual time seconds of device time since the
-    start of the run clock."""
-
-    device: Name
-    at: Seconds
-    energy: EnergyFigures
-
-
-class PowerSwitch(_Fields, frozen=True):
-    """Because the battery is too low, or charged. `at`: seconds on the host's monotonic clock."""
-
-    device: Name
-    at: Seconds
-    powered: bool
-    level: Share
-    """Level of the battery, from 0 to 1."""
-
-
-class UsageSample(_Fields, frozen=True, kw_only=True):
+class UsageSample(Fields, frozen=True, kw_only=True):
     """Telemetry of a device until `at`, in seconds on the host's monotonic clock. Totals count from the
     start of the container, `ran` and `waited` from that of the client's process; None if this host does
     not count them."""
@@ -251,7 +166,7 @@ class UsageSample(_Fields, frozen=True, kw_only=True):
     """None if the rate is not limited."""
 
 
-class LinkFigures(_Fields, frozen=True):
+class LinkFigures(Fields, frozen=True):
     """None if not measured."""
 
     rtt: Seconds | None = None
@@ -266,7 +181,7 @@ class LinkFigures(_Fields, frozen=True):
     """Round trips that were tried."""
 
 
-class LinkProbe(_Fields, frozen=True):
+class LinkProbe(Fields, frozen=True):
     """Before the start of the run clock. `at`: seconds on the host's monotonic clock."""
 
     device: Name
@@ -274,7 +189,7 @@ class LinkProbe(_Fields, frozen=True):
     probe: LinkFigures
 
 
-class SegmentFigures(_Fields, frozen=True):
+class SegmentFigures(Fields, frozen=True):
     """One direction, before the start of the run clock, in bit/s."""
 
     segment: Name
@@ -290,7 +205,7 @@ class SegmentFigures(_Fields, frozen=True):
     """Measured of all senders together."""
 
 
-class NetworkProbe(_Fields, frozen=True):
+class NetworkProbe(Fields, frozen=True):
     """By the router `device`. `at`: seconds on the host's monotonic clock."""
 
     device: Name
@@ -298,7 +213,7 @@ class NetworkProbe(_Fields, frozen=True):
     segments: Sequence[SegmentFigures]
 
 
-class SegmentUse(_Fields, frozen=True):
+class SegmentUse(Fields, frozen=True):
     """Bytes on the wire that passed in one direction. Segments above count them, too."""
 
     segment: Name
@@ -309,7 +224,7 @@ class SegmentUse(_Fields, frozen=True):
     """Bytes of the background traffic on the segment and on the segments below it."""
 
 
-class NetworkUse(_Fields, frozen=True):
+class NetworkUse(Fields, frozen=True):
     """In the `seconds` seconds until `at`, on the host's monotonic clock, in virtual time in device
     time. Segments that nothing has passed are left out. `device`: the router."""
 
@@ -319,14 +234,14 @@ class NetworkUse(_Fields, frozen=True):
     segments: Sequence[SegmentUse]
 
 
-class NetworkStart(_Fields, frozen=True):
+class NetworkStart(Fields, frozen=True):
     """Have the router or the relay begin the background traffic. `run_time`: device time now, in
     seconds."""
 
     run_time: Seconds
 
 
-class CgroupLimits(_Fields, frozen=True, kw_only=True):
+class CgroupLimits(Fields, frozen=True, kw_only=True):
     """NO_LIMIT if a limit is not set, None if the kernel has no such limit."""
 
     quota: Limit
@@ -345,7 +260,7 @@ class CgroupLimits(_Fields, frozen=True, kw_only=True):
     """Bytes beside memory; None if the host has swap that the kernel cannot limit."""
 
 
-class LimitsRead(_Fields, frozen=True):
+class LimitsRead(Fields, frozen=True):
     """Read by the device's init from the kernel at the start, at each change, and for a LimitsRequest.
     `at`: seconds on the host's monotonic clock."""
 
@@ -354,7 +269,7 @@ class LimitsRead(_Fields, frozen=True):
     limits: CgroupLimits
 
 
-class Disturbance(_Fields, frozen=True):
+class Disturbance(Fields, frozen=True):
     """An unplanned event from `since` to `at`, in seconds on the host's monotonic clock.
 
     `device` noticed it, or is the router. A long one is sent when it is noticed, and again with the same
@@ -373,7 +288,7 @@ class Disturbance(_Fields, frozen=True):
         force_setattr(self, "disturbance", make_printable(self.disturbance, MAX_TEXT_CHARACTERS))
 
 
-class GpuFigures(_Fields, frozen=True):
+class GpuFigures(Fields, frozen=True):
     """A field is None if NVML does not report it."""
 
     memory: Count | None = None
@@ -384,7 +299,7 @@ class GpuFigures(_Fields, frozen=True):
     """MPS limits the client."""
 
 
-class GpuSample(_Fields, frozen=True):
+class GpuSample(Fields, frozen=True):
     """GPU usage of a device in the time until `at`, in seconds on the host's monotonic clock. The
     controller measures the usage and writes it to the run's telemetry. A GpuSample is never sent as a
     message."""
@@ -394,7 +309,7 @@ class GpuSample(_Fields, frozen=True):
     gpu: GpuFigures
 
 
-class Failure(_Fields, frozen=True):
+class Failure(Fields, frozen=True):
     """`component`, a device or the router, failed to carry out an order."""
 
     component: Name
@@ -404,14 +319,14 @@ class Failure(_Fields, frozen=True):
         force_setattr(self, "reason", make_printable(self.reason, MAX_TEXT_CHARACTERS))
 
 
-class Status(_Fields, frozen=True):
+class Status(Fields, frozen=True):
     """`component`: a client, the aggregator or the router."""
 
     component: Name
     state: State
 
 
-class Request(_Fields, frozen=True):
+class Request(Fields, frozen=True):
     """Have `client` send the finished update (`pull`), end the running training now and send its update
     (`interrupt`), or end (`stop`)."""
 
@@ -419,7 +334,7 @@ class Request(_Fields, frozen=True):
     what: ClientCommand
 
 
-class ReportRequest(_Fields, frozen=True):
+class ReportRequest(Fields, frozen=True):
     """Have `client` send all unacknowledged updates again, then a `Report`. `about`: dispatch in
     question; 0 for none. On the wire: `report` and this number, on the topic of requests."""
 
@@ -427,7 +342,7 @@ class ReportRequest(_Fields, frozen=True):
     about: Count
 
 
-class UnmaskRequest(_Fields, frozen=True):
+class UnmaskRequest(Fields, frozen=True):
     """Have `client` send the weighted sum of its shares of the masks of `updates`. On the wire: a JSON
     object, on the topic of requests."""
 
@@ -437,7 +352,7 @@ class UnmaskRequest(_Fields, frozen=True):
     updates: Annotated[Sequence[tuple[Name, Count, Count]], Meta(min_length=1, max_length=MAX_SUMMANDS)]
 
 
-class Acknowledgement(_Fields, frozen=True):
+class Acknowledgement(Fields, frozen=True):
     """The aggregator has stored the update that answers `dispatch`, and will not lose it. On the wire: a
     decimal number, on the topic of requests."""
 
@@ -445,7 +360,7 @@ class Acknowledgement(_Fields, frozen=True):
     dispatch: Count
 
 
-class Report(_Fields, frozen=True):
+class Report(Fields, frozen=True):
     """Answer to a ReportRequest."""
 
     client: Name
@@ -455,19 +370,12 @@ class Report(_Fields, frozen=True):
     """Dispatch that the request asked about; 0 for none."""
 
 
-AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
-Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | MeasureOrder | NetworkStart
+AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | features.AggregatorOrder | DisruptOrder
+Order = AggregatorOrder | DeviceOrder | features.InitOrder | LimitsRequest | MeasureOrder | NetworkStart
 AddressedOrder = tuple[str, Order]
 """Component (as in `Topics.control`), and order."""
 Telemetry = (
-    UsageSample
-    | LinkProbe
-    | LimitsRead
-    | Disturbance
-    | EnergySample
-    | PowerSwitch
-    | NetworkProbe
-    | NetworkUse
+    UsageSample | LinkProbe | LimitsRead | Disturbance | features.Telemetry | NetworkProbe | NetworkUse
 )
 """Messages that devices and the router send to the controller."""
 Message = (
@@ -483,14 +391,24 @@ Message = (
 )
 
 
-class _ToAggregator(_Fields, frozen=True):
+class _ToAggregator(Fields, frozen=True):
     """msgspec caches its decoders for structs but not for unions."""
 
     order: AggregatorOrder
 
 
 T = TypeVar("T")
-D = TypeVar("D", bound=DeviceOrder | EnergyStart | LimitsRequest | Telemetry)
+D = TypeVar("D", bound=DeviceOrder | features.InitOrder | LimitsRequest | Telemetry)
+
+_TELEMETRY: dict[str, type[Telemetry]] = {
+    "probe": LinkProbe,
+    "limits": LimitsRead,
+    "disturbance": Disturbance,
+    "seconds": NetworkUse,
+    "segments": NetworkProbe,
+    **features.TELEMETRY,
+}
+"""By a field that no other kind has; all others are a UsageSample."""
 
 
 def encode(message: Message | GpuSample) -> bytes:
@@ -527,12 +445,7 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             return _order(name, _json(payload))
         case "telemetry":
             fields = _json(payload)
-            kinds: dict[str, type[Telemetry]] = {
-                "probe": LinkProbe, "limits": LimitsRead, "disturbance": Disturbance,
-                "energy": EnergySample, "powered": PowerSwitch, "seconds": NetworkUse,
-                "segments": NetworkProbe,
-            }  # fmt: skip
-            found = (kinds[field] for field in kinds if field in fields)
+            found = (kind for field, kind in _TELEMETRY.items() if field in fields)
             return _of_device(name, next(found, UsageSample), fields)
         case "failure":
             return _build(Failure, {"component": name, "reason": _text(payload)})
@@ -569,11 +482,14 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
         return _build(NetworkStart, fields)
     if fields.keys() == {"measure"}:
         return _build(MeasureOrder, fields)
-    alone = fields.keys() == {"device"} and name != topics.ROUTER
-    kind: type[DeviceOrder | EnergyStart | LimitsRequest] = LimitsRequest if alone else DeviceOrder
-    if "epoch" in fields and name != topics.ROUTER:
-        kind = EnergyStart
-    return _of_device(None if name == topics.ROUTER else name, kind, fields)
+    if name == topics.ROUTER:
+        return _of_device(None, DeviceOrder, fields)
+    if fields.keys() == {"device"}:
+        return _of_device(name, LimitsRequest, fields)
+    for field_name, kind in features.INIT_ORDERS.items():
+        if field_name in fields:
+            return _of_device(name, kind, fields)
+    return _of_device(name, DeviceOrder, fields)
 
 
 def _of_device(name: str | None, cls: type[D], fields: dict[str, Any]) -> D:

@@ -11,15 +11,13 @@ from itertools import islice
 import numpy as np
 
 from agents.device_actions import (
-    Charge,
     SetBackground,
-    SetBattery,
     SetCpu,
     SetLink,
-    Unplug,
     from_json,
     name_of,
 )
+from agents.energy.messages import Charge, SetBattery, Unplug
 from analysis.charts.chart import COLORS, Chart, Layer, arrays
 from analysis.load import Run
 from analysis.names import distinct

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from agents import events
 from agents.device_actions import (
     Action,
-    Charge,
     Crash,
     Disconnect,
     Pause,
@@ -23,13 +22,12 @@ from agents.device_actions import (
     Restart,
     Resume,
     SetBackground,
-    SetBattery,
     SetCpu,
     SetLink,
-    Unplug,
     to_json,
 )
 from agents.disk import files
+from agents.energy.messages import Charge, SetBattery, Unplug
 from testbed.api import launching
 from testbed.api.topology_input import data_root
 from testbed.errors import BadInputError, RunFailedError, reading_run

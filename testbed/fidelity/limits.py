@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agents.device.control_group import weights_of
-from agents.wire.messages import NO_LIMIT, CgroupLimits
+from agents.fields import NO_LIMIT
+from agents.wire.messages import CgroupLimits
 from testbed.host.cpus import cpu_numbers
 
 _PAGE_BYTES = 64 * 1024

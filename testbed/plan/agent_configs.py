@@ -18,6 +18,7 @@ from agents.config import (
     ClientConfig,
     ClientSetup,
     DeviceConfig,
+    FeatureSettings,
     InitialModel,
     Named,
     RouterConfig,
@@ -419,6 +420,16 @@ def _client(
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         keepalive=keepalive(spec.topology.task.build()),
         verbose=spec.verbose,
+    )
+
+
+def feature_settings(device: PlannedDevice, *, present: bool) -> FeatureSettings:
+    return FeatureSettings(
+        device=device.name,
+        present=present,
+        cpu=device.cpu,
+        dilation=device.dilation,
+        energy=device.energy,
     )
 
 

@@ -34,6 +34,7 @@ from agents.disturbances import (
     cut,
     read_hanging,
 )
+from agents.energy.messages import EnergySample, PowerSwitch
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, Inbox, ReceivedMessage
@@ -555,7 +556,7 @@ class Controller:
                 for message in self._inbox.drain(0.0):
                     self._handle_message(message, telemetry.write)
                 # After the end, this process's meters miss what the clients have used before it.
-                for energy in () if self._was_over else self._runtime.meter.energy():
+                for energy in () if self._was_over else self._runtime.meter.feature_telemetry():
                     self._handle_energy(energy, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
@@ -619,8 +620,8 @@ class Controller:
                     | messages.LinkProbe(at=at)
                     | messages.LimitsRead(at=at)
                     | messages.Disturbance(at=at)
-                    | messages.EnergySample(at=at)
-                    | messages.PowerSwitch(at=at)
+                    | EnergySample(at=at)
+                    | PowerSwitch(at=at)
                     | messages.NetworkProbe(at=at)
                     | messages.NetworkUse(at=at)
                 ) if at > now:  # both clocks are the same
@@ -629,7 +630,7 @@ class Controller:
                     self._used[sample.device] = sample.cpu
                     self._heard[sample.device] = now
                     write_telemetry(_line(sample))
-                case messages.EnergySample() | messages.PowerSwitch() as energy:
+                case EnergySample() | PowerSwitch() as energy:
                     self._handle_energy(energy, write_telemetry)
                 case messages.LinkProbe(device, at) as probe:
                     # Otherwise it is a retained message, sent again.
@@ -678,11 +679,11 @@ class Controller:
 
     def _handle_energy(
         self,
-        message: messages.EnergySample | messages.PowerSwitch,
+        message: EnergySample | PowerSwitch,
         write_telemetry: Callable[[str], object],
     ) -> None:
         self._orders += self._energy.take(message, is_over=self._was_over)
-        if isinstance(message, messages.EnergySample) and not self._was_over:
+        if isinstance(message, EnergySample) and not self._was_over:
             write_telemetry(_line(message))
 
     def _record_failure(self, what: str) -> None:

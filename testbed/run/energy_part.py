@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from agents import events
-from agents.device_actions import Action, Charge, EnergyAction, PowerOff, PowerOn, to_json
+from agents.device_actions import Action, PowerOff, PowerOn, to_json
+from agents.energy.messages import Charge, EnergySample, PowerSwitch, SetBattery, Unplug
 from agents.mqtt.topics import AGGREGATOR
-from agents.wire.messages import AddressedOrder, EnergySample, LogOrder, MessageError, PowerSwitch
+from agents.wire.messages import AddressedOrder, LogOrder, MessageError
 from testbed.errors import BadInputError
 from testbed.fidelity.figures import rounded
 from testbed.fidelity.part import FeatureFigures
@@ -63,7 +64,7 @@ class EnergyPart:
         if (joules := self._read_host()) is not None:
             self._host_joules_before = joules
         for order in self._rounds.start(epoch, at, earlier):
-            yield from self._runtime.start_energy(order)
+            yield from self._runtime.meter.obey(order)
 
     def record(self, record: events.Record) -> None:
         self._rounds.record(record)
@@ -103,7 +104,7 @@ class EnergyPart:
 
     def check(self, device: str, action: Action) -> None:
         """Raise BadInputError if `device` lacks the battery or the charger that `action` needs."""
-        if not isinstance(action, EnergyAction):
+        if not isinstance(action, SetBattery | Charge | Unplug):
             return
         energy = self._rounds.devices.get(device)
         if energy is None or energy.battery is None:

@@ -20,7 +20,7 @@ import msgspec
 
 from agents import events
 from agents.energy import EnergyConfig
-from agents.wire.messages import EnergyFigures, EnergyOrder, EnergySample, EnergyStart
+from agents.energy.messages import EnergyFigures, EnergyOrder, EnergySample, EnergyStart, RoundEnergy
 from testbed.plan import Plan
 from testbed.rundir.live_files import Samples
 
@@ -151,7 +151,7 @@ class RoundEnergies:
                 self._consumption[sample.device].add_sample(at, sample.energy)
         for record in records:
             self.record(record)
-        known = {(one.client, one.dispatch) for one in records if isinstance(one, events.RoundEnergy)}
+        known = {(one.client, one.dispatch) for one in records if isinstance(one, RoundEnergy)}
         self._ended = [one for one in self._ended if (one.client, one.dispatch) not in known]
         begins = {one.client: one.begin for one in reversed(self._ended)}
         for device, consumption in self._consumption.items():

@@ -9,20 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from agents import events
+from agents import events, features
 from agents.config import BrokerAccess
 from agents.device_actions import DeviceAction
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.process import without_garbage_collection
-from agents.wire.messages import (
-    AddressedOrder,
-    Disturbance,
-    EnergySample,
-    EnergyStart,
-    GpuSample,
-    PowerSwitch,
-    Telemetry,
-)
+from agents.wire.messages import AddressedOrder, Disturbance, GpuSample, Telemetry
 from testbed.broker import BROKER
 from testbed.data.preparation import Prepared
 from testbed.fidelity.host_load import HostSample
@@ -73,9 +65,6 @@ class Runtime(Protocol):
         if this run cannot carry out the action. Raises HostError.
         """
 
-    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        """Return the orders for the processes that count the energy."""
-
     def exit_codes(self) -> dict[str, int]:
         """Components that have ended: `aggregator`, `broker`, `router`, or the name of a device."""
 
@@ -104,9 +93,13 @@ class Meter(Protocol):
         """One per device, about once a second; empty if devices send their telemetry themselves."""
         return ()
 
-    def energy(self) -> Sequence[EnergySample | PowerSwitch]:
-        """Energy samples that are due, and devices that power off or return now, several times per
-        second; empty if devices send these messages themselves."""
+    def obey(self, order: features.InitOrder) -> list[AddressedOrder]:
+        """Begin to measure as a feature orders, or return the orders to the inits that do."""
+        return [(order.device, order)]
+
+    def feature_telemetry(self) -> Sequence[features.Telemetry]:
+        """Messages of devices' features that are due, several times per second; empty if devices send
+        them themselves."""
         return ()
 
     def disturbances(self) -> Sequence[Disturbance]:

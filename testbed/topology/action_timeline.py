@@ -25,7 +25,6 @@ from agents import random_generators
 from agents.device_actions import (
     BY_NAME,
     Action,
-    Charge,
     Crash,
     Disconnect,
     Hold,
@@ -38,13 +37,13 @@ from agents.device_actions import (
     Restart,
     Resume,
     SetBackground,
-    SetBattery,
     SetCpu,
     SetLink,
     Switching,
-    Unplug,
     hold_of,
 )
+from agents.energy.messages import Charge, SetBattery, Unplug
+from agents.fields import FeatureAction
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from testbed.topology.availability import Availability
@@ -250,7 +249,7 @@ def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iter
     for step, cause in dues:
         device, action = step.device, step.action
         match action:
-            case SetCpu() | SetLink() | SetBackground() | SetBattery() | Charge() | Unplug():
+            case SetCpu() | SetLink() | SetBackground() | FeatureAction():
                 yield step
             case Join():
                 if device in gone:

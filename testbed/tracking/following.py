@@ -12,6 +12,7 @@ from typing import Any
 
 from agents import events
 from agents.device_actions import PowerOff
+from agents.energy.messages import RoundEnergy
 from analysis.tally import Tally
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.live_files import RecordFollower
@@ -115,7 +116,7 @@ class Points:
             yield from self._window(record.at)
         self._tally.add(record)
         match record:
-            case events.RoundEnergy() | events.Acted(action=PowerOff()):
+            case RoundEnergy() | events.Acted(action=PowerOff()):
                 self._energy = True
             case events.Evaluated(at=at, accuracy=accuracy, loss=loss):
                 values = {"accuracy": accuracy, "loss": loss}

@@ -15,12 +15,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from agents import events
-from agents.device.energy_meter import figures_of
-from agents.device_actions import EnergyAction
 from agents.energy import EnergyAccount, Femtojoules, to_joules, to_watts
+from agents.energy.init import figures_of
+from agents.energy.messages import Charge, EnergySample, RoundEnergy, SetBattery, Unplug
 from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
-from agents.wire.messages import EnergySample
 from testbed.plan import PlannedDevice
 
 
@@ -145,9 +143,7 @@ class DeviceEnergy:
         self.advance(now)
         self.idle += self.account.transfer(sent=sent, received=received)
 
-    def begin_training(
-        self, now: Nanoseconds, sequence: int, dispatch: int
-    ) -> Iterator[events.RoundEnergy]:
+    def begin_training(self, now: Nanoseconds, sequence: int, dispatch: int) -> Iterator[RoundEnergy]:
         """Begin the round of the update `sequence`. Yield records of the rounds that end by it: models
         that were replaced, and a replaced update in the send buffer."""
         self.advance(now)
@@ -164,7 +160,7 @@ class DeviceEnergy:
 
     def send_update(
         self, now: Nanoseconds, sequence: int, sent: int, received: int
-    ) -> events.RoundEnergy | None:
+    ) -> RoundEnergy | None:
         """None if the round has ended."""
         self.advance(now)
         energy = self.account.transfer(sent=sent, received=received)
@@ -175,7 +171,7 @@ class DeviceEnergy:
         self._training = None if done is self._training else self._training
         return self._close(now, done, "lost" if self.account.must_switch else "sent")
 
-    def stop(self, now: Nanoseconds) -> Iterator[events.RoundEnergy]:
+    def stop(self, now: Nanoseconds) -> Iterator[RoundEnergy]:
         """Yield records of the rounds that are lost by the end of the client's work."""
         self.advance(now)
         self._busy_until = now
@@ -185,15 +181,15 @@ class DeviceEnergy:
             yield self._close(now, self._rounds.pop(sequence), "lost")
         yield from self._lose_models(now)
 
-    def _lose_models(self, now: Nanoseconds) -> Iterator[events.RoundEnergy]:
+    def _lose_models(self, now: Nanoseconds) -> Iterator[RoundEnergy]:
         """Models that were received, but will not be used."""
         for dispatch in list(self._received):
             yield self._close(now, _OpenRound(dispatch, self._received.pop(dispatch)), "lost")
 
-    def _close(self, now: Nanoseconds, done: _OpenRound, outcome: str) -> events.RoundEnergy:
+    def _close(self, now: Nanoseconds, done: _OpenRound, outcome: str) -> RoundEnergy:
         self.rounds += done.energy
         joules, level = to_joules(done.energy), self.account.level
-        return events.RoundEnergy(
+        return RoundEnergy(
             to_seconds(now),
             self.name,
             done.dispatch,
@@ -204,7 +200,7 @@ class DeviceEnergy:
 
     # Battery
 
-    def act(self, now: Nanoseconds, action: EnergyAction) -> None:
+    def act(self, now: Nanoseconds, action: SetBattery | Charge | Unplug) -> None:
         self.advance(now)
         self.account.act(action)
 

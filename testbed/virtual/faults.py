@@ -18,7 +18,6 @@ from typing import Protocol, assert_never
 
 from agents.device_actions import (
     Action,
-    Charge,
     Crash,
     DeviceAction,
     Disconnect,
@@ -31,11 +30,10 @@ from agents.device_actions import (
     Restart,
     Resume,
     SetBackground,
-    SetBattery,
     SetCpu,
     SetLink,
-    Unplug,
 )
+from agents.energy.messages import Charge, SetBattery, Unplug
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
 from testbed.virtual.background import SegmentTraffic

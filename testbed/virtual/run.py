@@ -22,6 +22,7 @@ from agents.client.training import make_trainer
 from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
 from agents.disturbances import Watchdog
+from agents.energy.messages import EnergySample
 from agents.models import flat
 from agents.models.flat import first_model
 from agents.models.vectors import Buffers, Vector
@@ -32,7 +33,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import from_seconds
 from agents.wire import messages
-from agents.wire.messages import EnergySample, NetworkUse
+from agents.wire.messages import NetworkUse
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host import numerics

@@ -9,7 +9,8 @@ import pytest
 
 from agents.device import control_group
 from agents.device.control_group import ControlGroup, weights_of
-from agents.wire.messages import NO_LIMIT, CgroupLimits
+from agents.fields import NO_LIMIT
+from agents.wire.messages import CgroupLimits
 
 V2 = {
     "cpu.max": "25000 100000\n",

@@ -5,15 +5,13 @@ from typing import get_args
 
 import pytest
 
-from agents import events
+from agents import events, features
 from agents.device_actions import (
     BY_NAME,
     Action,
-    Charge,
     Crash,
     DeviceState,
     Disconnect,
-    EnergyAction,
     Join,
     Leave,
     Pause,
@@ -23,16 +21,15 @@ from agents.device_actions import (
     Restart,
     Resume,
     SetBackground,
-    SetBattery,
     SetCpu,
     SetLink,
     Switching,
-    Unplug,
     from_json,
     hold_of,
     holds,
     to_json,
 )
+from agents.energy.messages import Charge, SetBattery, Unplug
 
 ACTIONS: list[tuple[Action, str]] = [
     (SetCpu(0.05), '{"action": "set", "cpu": 0.05}'),
@@ -69,7 +66,7 @@ def test_every_action_is_covered() -> None:
     kinds = set(get_args(Action))
     assert {type(action) for action, _ in ACTIONS} == kinds
     assert {type(action) for action in BY_NAME.values()} == set(get_args(Switching))
-    assert kinds == {SetCpu, SetLink, SetBackground, *get_args(EnergyAction), *get_args(Switching)}
+    assert kinds == {SetCpu, SetLink, SetBackground, *get_args(features.Action), *get_args(Switching)}
 
 
 @pytest.mark.parametrize(

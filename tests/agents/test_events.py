@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
+from agents.energy.messages import RoundEnergy
 from agents.events import Record
 
 EXAMPLES: list[Record] = [
@@ -44,7 +45,7 @@ EXAMPLES: list[Record] = [
     events.Evaluated(2.5, 6, 0.75, 0.5),
     events.EvaluatedPart(2.5, 6, "class", "3", 20, 0.75, 0.5),
     events.Acted(2.75, "a", "scenario", 0.001, {"action": "set", "link": {"up": 1000000, "rtt": 0.02}}),
-    events.RoundEnergy(2.75, "a", 17, 0.125, "sent", 0.5),
+    RoundEnergy(2.75, "a", 17, 0.125, "sent", 0.5),
     events.Disrupted(34.0, 12.0, "nothing arrived"),
     events.Note(3.0, "zwei Geräte\nfehlen"),
     events.WrongSum(3.5, ("a", "b"), ("b", "c", "d")),

@@ -13,6 +13,7 @@ from agents.aggregator.actions import AskForReport, AskForUnacknowledged
 from agents.aggregator.inputs import INPUTS, REACTIONS, IllegalInputError, Reaction, RunPhase
 from agents.config import StopConditions
 from agents.device_actions import Pause, to_json
+from agents.energy.messages import RoundEnergy
 from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import VANILLA, Core, make_core, message, records, started
 
@@ -94,7 +95,7 @@ def test_client_that_is_ready_again_is_only_asked_for_a_report() -> None:
     "record",
     [
         events.Acted(1.0, "a", "hand", 0.0, to_json(Pause())),
-        events.RoundEnergy(1.0, "a", 1, 0.25, "sent", 0.5),
+        RoundEnergy(1.0, "a", 1, 0.25, "sent", 0.5),
         events.Disrupted(1.0, 0.5, "the controller stood still"),
     ],
 )

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from agents.device_actions import PowerOff, PowerOn, to_json
-from agents.events import Acted, ClientStatus, RoundEnergy
+from agents.energy.messages import RoundEnergy
+from agents.events import Acted, ClientStatus
 from analysis import agreement, comparison, export, metrics, summary
 from analysis.charts import CHARTS
 from analysis.device_states import timeline

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.device_actions import (
-    Charge,
     Crash,
     DeviceAction,
     Disconnect,
@@ -21,11 +20,10 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
-    SetBattery,
     SetCpu,
     SetLink,
-    Unplug,
 )
+from agents.energy.messages import Charge, SetBattery, Unplug
 from agents.wire.messages import DeviceOrder
 from testbed.errors import BadInputError, HostError
 from testbed.plan import HostResources, plan

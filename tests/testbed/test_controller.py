@@ -21,16 +21,10 @@ from agents import events, user_code
 from agents.config import AccessLink, BrokerAccess, Segment
 from agents.device_actions import Action, Crash, SetLink
 from agents.disturbances import HangingFile
+from agents.fields import NO_LIMIT
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
-from agents.wire.messages import (
-    NO_LIMIT,
-    AddressedOrder,
-    DeviceOrder,
-    EnergyStart,
-    MeasureOrder,
-    NoteOrder,
-)
+from agents.wire.messages import AddressedOrder, DeviceOrder, MeasureOrder, NoteOrder
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import host_load
 from testbed.fidelity.host_load import OtherWork
@@ -192,9 +186,6 @@ class Idle:
         return [(name, MeasureOrder([name])) for name in devices]
 
     def begin(self) -> None: ...
-
-    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        return [(order.device, order)]
 
 
 class Stubborn(Idle):

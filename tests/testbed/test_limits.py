@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agents.wire.messages import NO_LIMIT, CgroupLimits
+from agents.fields import NO_LIMIT
+from agents.wire.messages import CgroupLimits
 from testbed.fidelity import SegmentClock, measure
 from testbed.fidelity.figures import Requested, RequestedCpu
 from testbed.fidelity.limits import RequestedLimits, differences

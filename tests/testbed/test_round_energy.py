@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents import events
-from agents.wire.messages import EnergyFigures, EnergyOrder, EnergySample
+from agents.energy.messages import EnergyFigures, EnergyOrder, EnergySample, RoundEnergy
 from testbed.plan import HostResources, plan
 from testbed.run.round_energy import RoundEnergies, energy_samples
 from testbed.rundir.live_files import Samples
@@ -122,9 +122,9 @@ def test_round_of_an_earlier_segment_has_the_energy_of_its_own_time(tmp_path: Pa
     past: list[events.Record] = [
         events.RunStarted(0.0, 1010.0, ("pi",), ()),
         update("pi", 1, train_start=1.0, train_end=2.0, sent=2.0, size=0),
-        events.RoundEnergy(2.0, "pi", 1, 7.0, "sent"),
+        RoundEnergy(2.0, "pi", 1, 7.0, "sent"),
         events.RoundUnfinished(3.0, "pi", 0, 2.5, 3.0, 2),
-        events.RoundEnergy(3.0, "pi", 2, 1.5, "lost"),
+        RoundEnergy(3.0, "pi", 2, 1.5, "lost"),
     ]
     made.resume(past, samples, 1000.0)
     (order,) = made.start(100.0, 4.0, {"pi": samples[-1].energy})

@@ -13,6 +13,7 @@ import pytest
 
 import testbed as product
 from agents import events
+from agents.energy.messages import RoundEnergy
 from testbed import tracking
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
@@ -47,7 +48,7 @@ def expected(run: Path) -> dict[str, list[tuple[float, float]]]:
 def test_energy_of_rounds_and_power_offs_become_tracker_points(run: Path) -> None:
     assert "round_joules" not in expected(run)
     points, found = Points(), list[Point]()
-    energy = [events.RoundEnergy(0.1, "a", n, 2.5, "sent") for n in (1, 2)]
+    energy = [RoundEnergy(0.1, "a", n, 2.5, "sent") for n in (1, 2)]
     off = events.Acted(0.3, "a", "battery", 0.0, {"action": "poweroff"})
     update = next(r for r in events.read(run / "events.jsonl") if isinstance(r, events.UpdateApplied))
     records: list[events.Record] = [*energy, off, update, events.RunEnded(9.0, "time", 1, 1)]

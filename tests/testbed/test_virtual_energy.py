@@ -16,6 +16,7 @@ from agents import events
 from agents.config import LocalTraining
 from agents.device_actions import DeviceAction, PowerOff, PowerOn
 from agents.energy import EnergyConfig, femtojoules, to_joules
+from agents.energy.messages import RoundEnergy
 from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.run import preparing, up
@@ -57,8 +58,8 @@ class Outcome:
         updates = [r for r in self.records if isinstance(r, events.UpdateApplied)]
         return [update.applied for update in updates if update.client == client]
 
-    def rounds(self, outcome: str, client: str = "a") -> list[events.RoundEnergy]:
-        rounds = [r for r in self.records if isinstance(r, events.RoundEnergy)]
+    def rounds(self, outcome: str, client: str = "a") -> list[RoundEnergy]:
+        rounds = [r for r in self.records if isinstance(r, RoundEnergy)]
         return [one for one in rounds if (one.client, one.outcome) == (client, outcome)]
 
     def samples(self, client: str = "a") -> list[dict[str, Any]]:
@@ -360,7 +361,7 @@ def test_run_waits_for_the_charger_if_all_devices_are_off(virtual: Runner) -> No
 def test_counting_of_energy_does_not_change_the_other_records(virtual: Runner) -> None:
     plain, counted = virtual(None), virtual(energy())
     assert not plain.directory.telemetry.exists()
-    kept = [r for r in counted.records if not isinstance(r, events.RoundEnergy | events.RunStarted)]
+    kept = [r for r in counted.records if not isinstance(r, RoundEnergy | events.RunStarted)]
     # As texts, because NaN differs from NaN.
     assert str(kept) == str([r for r in plain.records if not isinstance(r, events.RunStarted)])
     assert counted.one().account.consumed == femtojoules(20 * 5)
@@ -398,7 +399,7 @@ def test_energy_is_conserved_in_random_runs(virtual: Runner) -> None:
         assert one.account.is_on or one.account.stored < one.account.capacity
         states = [action for _, action, _ in found.switches]
         assert states == [(PowerOff(), PowerOn())[k % 2] for k in range(len(states))]
-        joules = sum(r.energy_j for r in found.records if isinstance(r, events.RoundEnergy))
+        joules = sum(r.energy_j for r in found.records if isinstance(r, RoundEnergy))
         assert joules == pytest.approx(to_joules(one.rounds), abs=1e-4)
 
 

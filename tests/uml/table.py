@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 from agents.config import AccessLink
-from agents.wire.messages import NO_LIMIT, CgroupLimits
+from agents.fields import NO_LIMIT
+from agents.wire.messages import CgroupLimits
 
 RATES = (
     (256_000, 512_000),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from agents.device_actions import (
-    Charge,
     Crash,
     DeviceAction,
     Disconnect,
@@ -19,11 +18,10 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
-    SetBattery,
     SetCpu,
     SetLink,
-    Unplug,
 )
+from agents.fields import FeatureAction
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder, MeasureOrder
 from testbed.errors import BadInputError
@@ -40,7 +38,7 @@ class ContainerDevice:
     away: bool
     """Absent, or ordered to end. The client may start again."""
     unpowered: bool = False
-    """The battery is empty."""
+    """No client starts before the power returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def respond(
             return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], limits)
         case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
             return Response(device, [(name, DeviceOrder(name, action))])
-        case SetBattery() | Charge() | Unplug():
+        case FeatureAction():
             return Response(device, [(name, DeviceOrder(name, action))])
         case PowerOff():  # the init has ended the client already
             return Response(replace(device, unpowered=True), [])

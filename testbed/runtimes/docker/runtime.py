@@ -15,7 +15,7 @@ from agents.config import BrokerAccess
 from agents.device_actions import DeviceAction
 from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.node import mps
-from agents.wire.messages import AddressedOrder, EnergyStart
+from agents.wire.messages import AddressedOrder
 from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.broker.access import new_identity
@@ -179,9 +179,6 @@ class DockerRuntime:
         """The engine sets CPU limits, the router delay and loss of a link, unless the devices use netem;
         the device's init does all else."""
         return self._devices.act(device, action)
-
-    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        return [(order.device, order)]
 
     def exit_codes(self) -> dict[str, int]:
         with as_host_error("list the containers"):

@@ -9,19 +9,13 @@ from collections.abc import Collection, Sequence, Set
 
 import psutil
 
+from agents import features
 from agents.device.control_group import is_stopped, schedstat
-from agents.wire.messages import (
-    EnergySample,
-    LinkProbe,
-    NetworkProbe,
-    PowerSwitch,
-    Telemetry,
-    UsageSample,
-)
+from agents.wire.messages import AddressedOrder, LinkProbe, NetworkProbe, Telemetry, UsageSample
 from testbed.relay.traffic import Traffic
 from testbed.runtimes import SERVERS, Meter
+from testbed.runtimes.process.device_features import DeviceFeatures
 from testbed.runtimes.process.duty_cycle import Children, DutyCycle, cpu_clock
-from testbed.runtimes.process.energy import FleetEnergyMeter
 
 
 class ProcessMeter(Meter):
@@ -31,7 +25,7 @@ class ProcessMeter(Meter):
         children: Children,
         paused: Set[str],
         duty_cycle: DutyCycle,
-        energy: FleetEnergyMeter,
+        device_features: DeviceFeatures,
     ) -> None:
         """`paused`: suspended by an action. The runtime changes `children` and `paused` during the
         run."""
@@ -39,7 +33,7 @@ class ProcessMeter(Meter):
         self._children = children
         self._paused = paused
         self._duty_cycle = duty_cycle
-        self._energy = energy
+        self._features = device_features
         self._used: dict[tuple[str, int], float] = {}
         """CPU seconds of each process when last read, by device and process id."""
         self.probes: Sequence[LinkProbe | NetworkProbe] = ()
@@ -69,8 +63,12 @@ class ProcessMeter(Meter):
                 )
         return samples
 
-    def energy(self) -> list[EnergySample | PowerSwitch]:
-        return list(self._energy.look())
+    def obey(self, order: features.InitOrder) -> list[AddressedOrder]:
+        self._features.obey(order)
+        return []
+
+    def feature_telemetry(self) -> list[features.Telemetry]:
+        return list(self._features.messages())
 
     def externally_stopped(self) -> set[str]:
         """Components that are stopped, except devices that the duty cycle or an action has suspended."""

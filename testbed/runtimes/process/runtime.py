@@ -21,7 +21,6 @@ import psutil
 
 from agents.config import BEGUN, BrokerAccess
 from agents.device_actions import (
-    Charge,
     Crash,
     DeviceAction,
     Disconnect,
@@ -33,14 +32,13 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
-    SetBattery,
     SetCpu,
     SetLink,
-    Unplug,
 )
 from agents.disk.files import atomic_write
+from agents.fields import FeatureAction
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
-from agents.wire.messages import AddressedOrder, DeviceOrder, EnergyStart
+from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
 from testbed.broker import BROKER, Account, Listeners, TlsIdentity
 from testbed.broker.access import new_identity
@@ -53,8 +51,8 @@ from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec, real_p
 from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
+from testbed.runtimes.process.device_features import DeviceFeatures
 from testbed.runtimes.process.duty_cycle import Children, DutyCycle
-from testbed.runtimes.process.energy import FleetEnergyMeter
 from testbed.runtimes.process.log_writer import LogWriter
 from testbed.runtimes.process.meter import ProcessMeter
 from testbed.view import View
@@ -160,9 +158,11 @@ class ProcessRuntime:
         """Devices whose files a power-off has erased, which are deleted before the next start."""
         self._has_relay = relay.is_needed(spec)
         self._relay: relay.StartedRelay | None = None
-        self._energy = FleetEnergyMeter(spec.plan.emulated_devices, self._children, spec.plan.absent)
+        self._features = DeviceFeatures(
+            spec.plan.emulated_devices, self._children, spec.plan.absent, self._power_off
+        )
         self.meter = ProcessMeter(
-            self._devices, self._children, self._paused, self._duty_cycle, self._energy
+            self._devices, self._children, self._paused, self._duty_cycle, self._features
         )
 
     @property
@@ -224,7 +224,7 @@ class ProcessRuntime:
         self._duty_cycle.limit(device, self._children[device].pid, share)
         with atomic_write(self._directory.share(device)) as partial:
             partial.write_text(repr(share))
-        self._energy.ready(device)
+        self._features.ready(device)
 
     def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
         if devices and self._relay is not None:
@@ -250,7 +250,7 @@ class ProcessRuntime:
                 self._down.add(device)
                 self._end(device, signal.SIGKILL)
             case Leave():
-                self._energy.set_counted(device, is_counted=False)
+                self._features.set_present(device, is_present=False)
                 self._down.add(device)
                 self._paused.discard(device)
                 self._end(device, signal.SIGTERM)
@@ -260,7 +260,7 @@ class ProcessRuntime:
                     self._restarting.add(device)
                     self._start_restarting()
             case Join():  # which also ends a pause or disconnection
-                self._energy.set_counted(device, is_counted=True)
+                self._features.set_present(device, is_present=True)
                 reconnect = [*self.act(device, Reconnect())] if self._has_relay else []
                 return [*reconnect, *self.act(device, Resume()), *self.act(device, Restart())]
             case Pause():
@@ -275,21 +275,24 @@ class ProcessRuntime:
                     self.limit(device)
             case Resume():
                 pass  # it is running already
-            case SetBattery() | Charge() | Unplug():
-                self._energy.act(device, action)
             case PowerOff():
-                self._unpowered.add(device)
-                if self._energy.loses_memory(device):
-                    self._memory_lost.add(device)
-                self._end(device, signal.SIGKILL)
+                pass  # its features have ended the client already
             case PowerOn():
                 self._unpowered.discard(device)
                 if device in self._away and device not in self._down:
                     self._restarting.add(device)
                     self._start_restarting()
+            case FeatureAction():
+                self._features.act(device, action)
             case _:
                 assert_never(action)
         return []
+
+    def _power_off(self, device: str, *, loses_memory: bool) -> None:
+        self._unpowered.add(device)
+        if loses_memory:
+            self._memory_lost.add(device)
+        self._end(device, signal.SIGKILL)
 
     def _link_action(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
         """Convert to the relay's units. Raises BadInputError if the relay cannot carry out the
@@ -342,10 +345,6 @@ class ProcessRuntime:
             if path.name != BEGUN:
                 path.unlink()
 
-    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        self._energy.start(order)
-        return []
-
     def exit_codes(self) -> dict[str, int]:
         """Components that have ended by themselves; −n for signal n. Also starts devices whose start
         waited for the end of their old process."""
@@ -396,7 +395,8 @@ class ProcessRuntime:
             raise HostError(f"the relay does not answer ({error}).{log}") from error
         self._relay = started
         self.meter.probes = started.probes
-        self.meter.traffic = self._energy.traffic = started.traffic
+        self.meter.traffic = started.traffic
+        self._features.watch_traffic(started.traffic)
         return started.ports
 
     def _spawn_client(self, name: str) -> None:

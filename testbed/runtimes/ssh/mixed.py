@@ -5,17 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from agents import features
 from agents.config import BrokerAccess
 from agents.device_actions import DeviceAction
-from agents.wire.messages import (
-    AddressedOrder,
-    Disturbance,
-    EnergySample,
-    EnergyStart,
-    GpuSample,
-    PowerSwitch,
-    Telemetry,
-)
+from agents.wire.messages import AddressedOrder, Disturbance, GpuSample, Telemetry
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes import HostReading, Meter, Runtime, emulator
 from testbed.runtimes.ssh.hosts import RealHosts
@@ -66,9 +59,6 @@ class MixedRuntime(Runtime):
         owner = self._real if device in self._real.names else self._emulating
         return owner.act(device, action)
 
-    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        return self._emulating.start_energy(order)
-
     def exit_codes(self) -> dict[str, int]:
         return self._emulating.exit_codes() | self._real.exit_codes()
 
@@ -95,8 +85,11 @@ class MixedMeter(Meter):
     def telemetry(self) -> Sequence[Telemetry | GpuSample]:
         return [*self._emulating.telemetry(), *self._real.probes()]
 
-    def energy(self) -> Sequence[EnergySample | PowerSwitch]:
-        return self._emulating.energy()
+    def obey(self, order: features.InitOrder) -> list[AddressedOrder]:
+        return super().obey(order) if order.device in self._real.names else self._emulating.obey(order)
+
+    def feature_telemetry(self) -> Sequence[features.Telemetry]:
+        return self._emulating.feature_telemetry()
 
     def disturbances(self) -> Sequence[Disturbance]:
         return [*self._emulating.disturbances(), *self._real.disturbances()]

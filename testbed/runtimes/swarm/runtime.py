@@ -37,7 +37,7 @@ from agents.config import BrokerAccess
 from agents.device import turns
 from agents.device_actions import DeviceAction, SetCpu
 from agents.mqtt.topics import CONTROLLER, ROUTER
-from agents.wire.messages import AddressedOrder, EnergyStart
+from agents.wire.messages import AddressedOrder
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET, TLS_SOCKET
@@ -444,9 +444,6 @@ class SwarmRuntime:
                 f"{device} cannot have cpu {share:g}: the devices on {node.name} would need "
                 f"{sum(shares.values()):g} cores, but it has {node.capacity:g} for them"
             )
-
-    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
-        return [(order.device, order)]
 
     def exit_codes(self) -> dict[str, int]:
         if self._port is not None:

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from agents.device.energy_meter import STEP, CounterReading, EnergyMeter
-from agents.device_actions import Charge, SetBattery, Unplug
+from agents.device.part import CounterReading
 from agents.energy import BatteryConfig, ChargerConfig, EnergyConfig
+from agents.energy.init import STEP, EnergyMeter
+from agents.energy.messages import Charge, EnergyFigures, EnergyStart, SetBattery, Unplug
 from agents.timing.nanoseconds import SECOND, Nanoseconds
-from agents.wire.messages import EnergyFigures, EnergyStart
 
 EPOCH = 100 * SECOND
 CONFIG = EnergyConfig(idle=2.0, busy=3.0, sent=5.0, received=1.0, battery=BatteryConfig(capacity=40.0))

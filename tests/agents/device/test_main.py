@@ -17,7 +17,6 @@ import pytest
 
 from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link, turns
-from agents.device.energy_meter import EnergyMeter
 from agents.device.machine import DeviceContainer
 from agents.device.main import Init
 from agents.device.netlink import TcpConnection
@@ -30,11 +29,12 @@ from agents.device_actions import (
     PowerOn,
     Restart,
     Resume,
-    SetBattery,
     SetLink,
     Switching,
 )
 from agents.energy import BatteryConfig, EnergyConfig
+from agents.energy.init import EnergyInit
+from agents.energy.messages import EnergyStart, PowerSwitch, SetBattery
 from agents.mqtt.transport import ReceivedMessage
 from agents.wire import messages
 from tests.waiting import eventually
@@ -275,9 +275,10 @@ def battery(init: Init, monkeypatch: pytest.MonkeyPatch) -> Init:
     """Init of a device with a battery of 1000 J, whose run clock runs."""
     cell = BatteryConfig(capacity=1000.0, power_off_at=0.1, return_at=0.5, loses_memory=True)
     config = EnergyConfig(idle=0.0, busy=0.0, battery=cell)
-    init._meter = EnergyMeter("pi", config, cpu=0.5)
-    init._meter.start(messages.EnergyStart("pi", time.monotonic()))
-    init._count_energy(init._meter)
+    energy = EnergyInit(init, config, cpu=0.5)
+    energy.obey(EnergyStart("pi", time.monotonic()))
+    init._features = [energy]
+    init._look()
     monkeypatch.setattr(init, "_erase_memory", lambda: ERASED.append("pi"))
     ERASED.clear()
     return init
@@ -287,7 +288,7 @@ def switches(init: Init) -> list[bool]:
     """Power-offs (False) and returns (True) that init has reported."""
     published = init._connection.published  # type: ignore[attr-defined]
     found = [messages.decode(init._topics, topic, payload) for topic, payload in published]
-    return [one.powered for one in found if isinstance(one, messages.PowerSwitch)]
+    return [one.powered for one in found if isinstance(one, PowerSwitch)]
 
 
 def test_client_is_killed_when_its_battery_is_empty(battery: Init) -> None:

@@ -1,36 +1,39 @@
-"""Energy of one device in real time, by the counters of the kernel. No I/O and no clock.
-
-The init of a container and the process runtime own one meter per device. They read the counters, call
-`update`, then `switch`, and end or start the client as `switch` says.
-"""
+"""Energy in the init of a device: in real time, by the counters of the kernel. No I/O and no clock."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
+from agents.config import FeatureSettings
+from agents.device.part import ClientHost, CounterReading, InitHalf
 from agents.energy import EnergyAccount, EnergyConfig, femtojoules, to_joules, to_watts
+from agents.energy.messages import (
+    Charge,
+    EnergyFigures,
+    EnergySample,
+    EnergyStart,
+    PowerSwitch,
+    SetBattery,
+    Unplug,
+)
+from agents.fields import MAX_WATTS, FeatureAction
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
-from agents.wire.messages import MAX_WATTS, EnergyFigures, EnergySample, EnergyStart
+from agents.wire.messages import Message
 
 STEP: Nanoseconds = SECOND // 20
 """Shortest time between two looks at the counters, on the host's clock. A device powers off at most this
 much later than its battery reaches the threshold."""
 _EARLIER: Nanoseconds = 30 * SECOND
 """Readings from before the start of the run clock are kept up to this age."""
+_METER_SECONDS = 0.1
+"""Seconds between two readings before the run clock is known to run. The use of at most this much of the
+CPU time around its start is attributed wrongly."""
 
 
-class CounterReading(NamedTuple):
-    """Counters that only grow, except for a new process or container."""
-
-    at: Nanoseconds
-    """Time on the host's monotonic clock."""
-    cpu: Nanoseconds
-    """CPU time of a host core."""
-    sent: int = 0
-    """Bytes over the link."""
-    received: int = 0
-    """Bytes over the link."""
+def make_half(device: FeatureSettings, host: ClientHost) -> EnergyInit | None:
+    if device.energy is None:
+        return None
+    return EnergyInit(host, device.energy, device.cpu, device.dilation, is_present=device.present)
 
 
 class EnergyMeter:
@@ -154,3 +157,64 @@ def figures_of(account: EnergyAccount, power: float) -> EnergyFigures:
         supplied=to_joules(account.supplied) if battery else None,
         charging=to_watts(account.charging_power) if battery else None,
     )
+
+
+class EnergyInit(InitHalf):
+    """Arguments: as of EnergyMeter."""
+
+    def __init__(
+        self,
+        host: ClientHost,
+        config: EnergyConfig,
+        cpu: float | None,
+        dilation: float = 1.0,
+        *,
+        is_present: bool = True,
+    ) -> None:
+        self._host = host
+        self._meter = EnergyMeter(host.device, config, cpu, dilation, is_present=is_present)
+        self._was_starting = False
+        """A client was starting at the last look."""
+
+    @property
+    def allows_client(self) -> bool:
+        return self._meter.account.is_on
+
+    def look(self) -> float:
+        """If the battery is empty, power off and report it. If an empty battery is charged, report that;
+        the controller then orders the start, because it first has to lift the CPU limit."""
+        meter, host = self._meter, self._host
+        reading = host.counters()
+        was_starting, self._was_starting = self._was_starting, host.is_starting
+        meter.update(reading, is_starting=was_starting or self._was_starting)
+        if (powered := meter.switch()) is not None:
+            if not powered:
+                host.power_off(loses_memory=meter.account.loses_memory)
+            self.sample()
+            level = meter.account.level or 0.0
+            host.publish(PowerSwitch(host.device, host.now(), powered=powered, level=level))
+        if not meter.is_counting:
+            return _METER_SECONDS
+        return (meter.next_look(reading.at) - reading.at) / SECOND
+
+    def sample(self) -> None:
+        if self._meter.is_counting:
+            self._host.publish(self._meter.sample(self._host.now()), is_lossy=True)
+
+    def obey(self, order: Message) -> bool:
+        if not isinstance(order, EnergyStart):
+            return False
+        self._meter.start(order)
+        return True
+
+    def act(self, action: FeatureAction) -> bool:
+        if not isinstance(action, SetBattery | Charge | Unplug):
+            return False
+        self.look()
+        self._meter.account.act(action)
+        return True
+
+    def set_present(self, *, is_present: bool) -> None:
+        """An absent device consumes nothing."""
+        self.look()
+        self._meter.account.is_counted = is_present

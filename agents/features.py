@@ -1,0 +1,32 @@
+"""Types of actions, messages and records that features add, a row for each feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from agents.energy.messages import (
+    Charge,
+    EnergyOrder,
+    EnergySample,
+    EnergyStart,
+    PowerSwitch,
+    RoundEnergy,
+    SetBattery,
+    Unplug,
+)
+
+Action = SetBattery | Charge | Unplug
+AggregatorOrder = EnergyOrder
+Record = RoundEnergy
+InitOrder = EnergyStart
+"""Order to the init of a device."""
+Telemetry = EnergySample | PowerSwitch
+"""Messages of one device to the controller."""
+
+MODULES = frozenset(kind.__module__ for kind in get_args(Action | Record))
+"""Modules of the actions and records."""
+INIT_ORDERS: Mapping[str, type[InitOrder]] = {"epoch": EnergyStart}
+"""By a field that no other order has."""
+TELEMETRY: Mapping[str, type[Telemetry]] = {"energy": EnergySample, "powered": PowerSwitch}
+"""By a field that no other telemetry has."""
