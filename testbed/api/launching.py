@@ -28,7 +28,6 @@ from testbed.errors import BadInputError, HostError, RunFailedError, TestbedErro
 from testbed.host import run_module
 from testbed.plan import (
     Plan,
-    assignment,
     catalog,
     costs,
     device_table,
@@ -318,7 +317,6 @@ def validate(topology: TopologyLike) -> Topology:
     source = text_of(topology)
     found = topologies.parse(source.text, source.name)
     catalog.read(found)
-    assignment.check_model(found)
     return found
 
 

@@ -4,22 +4,17 @@ cores."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from importlib import metadata
-
-from packaging.requirements import Requirement
 
 from agents import config
 from agents.config import AccessLink, Segment
 from testbed.host.cpus import cpuset
-from testbed.host.nodes import Node
-from testbed.plan import costs, feasibility, model_check, plan_tables
-from testbed.plan.catalog import HERE, Catalog, needs_speeds, with_cpu
+from testbed.plan import costs, feasibility, plan_tables
+from testbed.plan.catalog import HERE, Catalog
 from testbed.plan.features import PARTS
-from testbed.plan.host import HostResources, Measurements, choose_shaper, this_host
+from testbed.plan.host import HostResources, Measurements, choose_shaper
 from testbed.plan.placement import (
-    SHARED_CAPACITY,
     NodeRequest,
     PlannedNode,
     UnplacedDevice,
@@ -27,7 +22,6 @@ from testbed.plan.placement import (
     place,
 )
 from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers, RealLimits
-from testbed.speed.calibration import Calibration, calibrate
 from testbed.topology import Topology, link_traces, network, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, TransferSettings
 from testbed.topology.yamlfile import Problem
@@ -84,10 +78,8 @@ def plan(
     more: Sequence[Problem] = ()
     if found.simulated:
         made = replace(made, devices=tuple(_devices(topology, groups)))
-    elif found.many_hosts:
-        made, more = _on_nodes(topology, made, host, catalog, groups, reserved)
     else:
-        made, more = _on_host(topology, made, host, groups, reserved)
+        made, more = _on_machines(topology, made, host, catalog, groups, reserved)
     problems += more
     for part in PARTS:
         made, more = part.place(made, topology, host)
@@ -97,52 +89,7 @@ def plan(
     return replace(made, notes=tuple(plan_tables.plan_notes(topology, made, catalog, host)))
 
 
-def _on_host(
-    topology: Topology,
-    made: Plan,
-    host: HostResources,
-    groups: Sequence[PlannedDevice],
-    reserved: int,
-) -> tuple[Plan, list[Problem]]:
-    found, oversubscribe = made.traits, made.is_oversubscribed
-    alone = len(host.cores) > 1
-    evaluating = topology.evaluate.cores or 0
-    if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
-        return made, [problem]
-    split = len(host.cores) - evaluating
-    device_cores = host.cores[1:split] if alone else host.cores
-    capacity = float(len(device_cores)) if alone else SHARED_CAPACITY
-    dilation = _dilation(topology, capacity, [group.cpu or 0.0 for group in groups])
-    problems = [*feasibility.unsupported(topology, groups, made.runtime)]
-    if found.cgroups:
-        problems += feasibility.too_little_cpu(topology, groups, dilation)
-        problems += feasibility.too_little_memory(topology, groups)
-    shaper, shaper_problems = choose_shaper(topology, found, host.lack_of_netem)
-    problems += shaper_problems
-    devices = list(_devices(topology, groups, dilation))
-    if not oversubscribe:
-        at_start = {one.name: one.cpu or 0.0 for one in devices}
-        problems += [
-            *feasibility.too_much_cpu(topology, groups, len(host.cores), capacity * dilation),
-            *feasibility.too_much_later(topology, capacity * dilation, at_start),
-            *feasibility.too_much_memory(topology, groups, host.memory, reserved),
-        ]
-    cores = cpuset(device_cores)
-    made = replace(
-        made,
-        devices=tuple(replace(one, cores=cores) for one in devices),
-        dilation=dilation,
-        infrastructure_cpus=cpuset(host.cores[:1]),
-        device_cpus=cores,
-        evaluation_cpus=cpuset(host.cores[split:]),
-        device_capacity=capacity,
-        shaper=shaper,
-        aggregator_memory=costs.aggregator_limit(host.memory, devices, reserved),
-    )
-    return made, problems
-
-
-def _on_nodes(
+def _on_machines(
     topology: Topology,
     made: Plan,
     host: HostResources,
@@ -150,41 +97,40 @@ def _on_nodes(
     groups: Sequence[PlannedDevice],
     reserved: int,
 ) -> tuple[Plan, list[Problem]]:
-    """The plan has no devices if the nodes cannot run them."""
-    found, oversubscribe = made.traits, made.is_oversubscribed
+    """The plan has no devices if the machines cannot run them. `reserved`: bytes of memory that are not
+    for devices."""
+    found, many, oversubscribe = made.traits, made.traits.many_hosts, made.is_oversubscribed
+    machines = host.nodes if many else (host.as_node,)
     evaluating = topology.evaluate.cores or 0
-    if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
+    if problem := feasibility.no_cores_to_evaluate(topology, machines[0].cores):
         return made, [problem]
-    nodes = tuple(divide_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
-    capacity = math.fsum(node.capacity for node in nodes)
-    least = [min(catalog.cpu.get(one.name, {HERE: one.cpu or 0.0}).values()) for one in groups]
-    dilation = _dilation(topology, capacity, least)
-    placed = place(_requests(topology, groups, dilation, catalog), nodes, oversubscribe=oversubscribe)
-    while isinstance(placed, UnplacedDevice) and placed.by_cores and topology.dilation == "auto":
-        dilation = math.ceil(dilation * _STRETCH * 100) / 100  # whole devices leave gaps on each node
-        requests = _requests(topology, groups, dilation, catalog)
-        placed = place(requests, nodes, oversubscribe=oversubscribe)
+    nodes = tuple(divide_node(one, reserved, evaluating if one.here else 0) for one in machines)
+    first, capacity = nodes[0], math.fsum(node.capacity for node in nodes)
+    dilation = _dilation(topology, capacity, [_least_cpu(group, catalog) for group in groups])
+    placed: dict[str, str] | UnplacedDevice = {}
+    if many:
+        placed, dilation = _place(topology, made, groups, nodes, catalog, dilation)
     shaper, problems = choose_shaper(topology, found, host.lack_of_netem)
-    problems += [
-        *feasibility.unsupported(topology, groups, made.runtime),
-        *feasibility.too_little_cpu(topology, groups, dilation),
-        *feasibility.too_little_memory(topology, groups),
-    ]
+    problems += feasibility.unsupported(topology, groups, made.runtime)
+    if found.cgroups:
+        problems += feasibility.too_little_cpu(topology, groups, dilation)
+        problems += feasibility.too_little_memory(topology, groups)
     if isinstance(placed, UnplacedDevice):
         problems.append(feasibility.no_node_fits(topology, placed.request.device, placed.why))
         return made, problems
     by_id = {node.id: node for node in nodes}
     devices = tuple(
         _on_node(one, by_id[placed[one.name]], catalog) if one.name in placed else one
-        for one in _devices(topology, groups, dilation)
+        for one in _devices(topology, groups, dilation, cpuset(first.devices))
     )
-    if not oversubscribe:
-        for node in nodes:
-            asked = {one.name: one.cpu or 0.0 for one in devices if placed.get(one.name) == node.id}
-            most = node.capacity * dilation
-            problems += feasibility.too_much_later(topology, most, asked, node.name)
-    first = nodes[0]
-    beside = [one for one in devices if placed.get(one.name) == first.id]
+    if not oversubscribe and not many:
+        problems += feasibility.too_much_cpu(topology, groups, machines[0].cores, capacity * dilation)
+        problems += feasibility.too_much_memory(topology, groups, host.memory, reserved)
+    for node in () if oversubscribe else nodes:
+        asked = {one.name: one.cpu or 0.0 for one in devices if placed.get(one.name, "") == node.id}
+        name = node.name if many else ""
+        problems += feasibility.too_much_later(topology, node.capacity * dilation, asked, name)
+    beside = [one for one in devices if placed.get(one.name, "") == first.id]
     made = replace(
         made,
         devices=devices,
@@ -194,11 +140,34 @@ def _on_nodes(
         evaluation_cpus=cpuset(first.evaluation),
         device_capacity=capacity,
         shaper=shaper,
-        nodes=nodes,
+        nodes=nodes if many else (),
         placement=placed,
-        aggregator_memory=costs.aggregator_limit(host.nodes[0].memory, beside, reserved),
+        aggregator_memory=costs.aggregator_limit(machines[0].memory, beside, reserved),
     )
     return made, problems
+
+
+def _least_cpu(group: PlannedDevice, catalog: Catalog) -> float:
+    """CPU share on the fastest machine."""
+    return 0.0 if group.cpu is None else min(catalog.cpu.get(group.name, {HERE: group.cpu}).values())
+
+
+def _place(
+    topology: Topology,
+    made: Plan,
+    groups: Sequence[PlannedDevice],
+    nodes: Sequence[PlannedNode],
+    catalog: Catalog,
+    dilation: float,
+) -> tuple[dict[str, str] | UnplacedDevice, float]:
+    """Return the placement and the dilation, which grows if it may, because whole devices leave gaps on
+    each node."""
+    while True:
+        requests = _requests(topology, groups, dilation, catalog)
+        placed = place(requests, nodes, oversubscribe=made.is_oversubscribed)
+        if not isinstance(placed, UnplacedDevice) or not placed.by_cores or topology.dilation != "auto":
+            return placed, dilation
+        dilation = math.ceil(dilation * _STRETCH * 100) / 100
 
 
 def _requests(
@@ -357,6 +326,8 @@ def _device(
         thermal=thermal,
         shape=shape,
         origin=group.origin or None,
+        python=group.python,
+        container=group.container,
     )
     for part in PARTS:
         planned = part.device(planned, group, catalog)
@@ -364,11 +335,11 @@ def _device(
 
 
 def _devices(
-    topology: Topology, groups: Sequence[PlannedDevice], dilation: float = 1.0
+    topology: Topology, groups: Sequence[PlannedDevice], dilation: float = 1.0, cores: str = ""
 ) -> Iterator[PlannedDevice]:
     for group, planned in zip(topology.devices, groups, strict=True):
         alike = {one.name: getattr(planned, one.name) for one in fields(planned)}
-        alike |= {"dilation": dilation, "python": group.python, "container": group.container}
+        alike |= {"dilation": dilation, "cores": cores}
         speed = group.speed
         fixed = speed.draw(topology.seed, "") if speed.distribution == "constant" else None
         for name in group.device_names:
@@ -376,72 +347,3 @@ def _devices(
             host = group.real_host(name) if group.is_real else None
             alike |= {"name": name, "speed": drawn, "host": host}
             yield PlannedDevice(**alike)  # `replace` takes twice as long
-
-
-def check_model(topology: Topology) -> None:
-    """Raises BadInputError if the model or its initial state is invalid."""
-    model_check.check(topology)
-    if topology.task.initial is not None:
-        from testbed.plan import models  # imports torch, which takes a second
-
-        models.check_initial(topology)
-
-
-def check_requirements(topology: Topology, *, installed: bool) -> None:
-    """Raise BadInputError if the user's own code requires packages that are for another PyTorch than the
-    testbed's. If `installed` is true, the packages must also be installed on this host."""
-    if not topology.requirements:
-        return
-    from testbed.images import wheels  # imports the Docker SDK, which takes half a second
-
-    problems = []
-    for index, text in enumerate(topology.requirements):
-        wanted = Requirement(text)
-        if wanted.marker is not None and not wanted.marker.evaluate():
-            continue
-        if (refusal := wheels.companions_refusal(wanted)) is not None:
-            message = f"{text} {refusal}"
-            problems.append(topology.source.problem(("requirements", index), message))
-            continue
-        if not installed:
-            continue
-        try:
-            found = metadata.version(wanted.name)
-        except metadata.PackageNotFoundError:
-            found = None
-        if found is None or not wanted.specifier.contains(found, prereleases=True):
-            state = "is not installed" if found is None else f"is installed as {found}"
-            problems.append(
-                topology.source.problem(
-                    ("requirements", index),
-                    f"{wanted.name} {state}: run {wheels.companions_command(text)}",
-                )
-            )
-    if problems:
-        raise topology.source.error(problems)
-
-
-def plan_on_host(
-    topology: Topology,
-    catalog: Catalog,
-    runtime: str,
-    nodes: Sequence[Node],
-    speeds: Callable[[], Mapping[str, Calibration]],
-    *,
-    oversubscribe: bool,
-) -> Plan:
-    """`nodes`: the machines, this machine first; empty if the runtime uses only one. `speeds`: measures
-    the speed of a core of each node, and returns node's id -> calibration. Raises BadInputError."""
-    if needs_speeds(topology, catalog, many_hosts=bool(nodes)):
-        found = speeds() if nodes else {HERE: calibrate()}
-        here = nodes[0].id if nodes else HERE
-        catalog = with_cpu(catalog, topology, found, here)
-        nodes = [replace(one, core=found[one.id].gflops / found[here].gflops) for one in nodes]
-    host = this_host(
-        netem=traits(runtime).shaper is None,
-        gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
-        cuda=topology.runtime.device == "cuda" and not traits(runtime).images,
-    )
-    catalog = replace(catalog, model=4 * model_check.check(topology))
-    host = replace(host, nodes=tuple(nodes))
-    return plan(topology, runtime, host, catalog, oversubscribe=oversubscribe)

@@ -16,9 +16,9 @@ from typing import TypeVar
 from agents import config
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
+from testbed.plan import model_check
 from testbed.plan.features import PARTS
 from testbed.plan.host import Measurements
-from testbed.plan.model_check import count_step_work
 from testbed.plan.part import FileToRead
 from testbed.speed.calibration import KINDS, Calibration, Work, cpu_share, work_seconds
 from testbed.topology import Topology, link_traces, profiles
@@ -92,9 +92,10 @@ class Catalog:
 
 
 def read(topology: Topology) -> Catalog:
-    """Read the profiles, traces and measurements that `topology` needs.
+    """Read the profiles, traces and measurements that `topology` needs, and check the task's model.
 
-    Raises BadInputError for an unknown profile or link class, and for unreadable files.
+    Raises BadInputError for an unknown profile or link class, for unreadable files, and if the model or
+    its initial state is invalid.
     """
     folder = Path(topology.source.name).parent
     measured = Measurements.read(folder)
@@ -112,7 +113,12 @@ def read(topology: Topology) -> Catalog:
             problems.append(topology.source.problem(where, _reason(error)))
     if problems:
         raise topology.source.error(problems)
-    return replace(catalog, contents=contents)
+    model = 4 * model_check.check(topology)
+    if topology.task.initial is not None:
+        from testbed.plan import models  # imports torch, which takes a second
+
+        models.check_initial(topology)
+    return replace(catalog, contents=contents, model=model)
 
 
 def _traces(topology: Topology) -> Iterator[FileToRead]:
@@ -191,7 +197,9 @@ def with_cpu(
             continue
         work = None
         if profile.training is not None:
-            work = count_step_work(task, group.local.build().batch_size, topology.task.frozen)
+            work = model_check.count_step_work(
+                task, group.local.build().batch_size, topology.task.frozen
+            )
         try:
             cpu = {
                 node: round(cpu_share(group.profile, profile, speed, work), 4)

@@ -87,13 +87,23 @@ class HostResources:
     lack_of_cuda: str | None = "CUDA was not tried"
     """None if this host's PyTorch can use a GPU."""
 
+    @property
+    def as_node(self) -> Node:
+        """The only node, for a runtime that uses one machine."""
+        return Node(
+            id="", name="", cores=len(self.cores), memory=self.memory, cpus=self.cores, here=True
+        )
 
-def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) -> HostResources:
-    """`netem`: whether to try the kernel's netem. `gpus`: whether to survey the GPUs for containers.
-    `cuda`: whether to try CUDA in this host's PyTorch."""
+
+def this_host(
+    nodes: tuple[Node, ...] = (), *, netem: bool = False, gpus: bool = False, cuda: bool = False
+) -> HostResources:
+    """`nodes`: the machines, if the runtime uses several. `netem`: whether to try the kernel's netem.
+    `gpus`: whether to survey the GPUs for containers. `cuda`: whether to try CUDA in this host's
+    PyTorch."""
     linux = sys.platform == "linux"
     cores = sorted(os.sched_getaffinity(0)) if linux else range(os.cpu_count() or 1)
-    host = HostResources(tuple(cores), psutil.virtual_memory().available)
+    host = HostResources(tuple(cores), psutil.virtual_memory().available, nodes=nodes)
     if netem:
         host = replace(host, lack_of_netem=lack_of_netem())
     if gpus:

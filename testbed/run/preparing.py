@@ -6,9 +6,13 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import metadata
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
+
+from packaging.requirements import Requirement
 
 from agents.client.files import set_aside
 from agents.disk import files
@@ -18,7 +22,7 @@ from testbed.data import datasets, preparation
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, reading_run
 from testbed.host.nodes import Node
-from testbed.plan import Plan, assignment, catalog, model_check
+from testbed.plan import Plan, assignment, catalog, model_check, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.run.options import Options
@@ -42,18 +46,23 @@ def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
 def plan_topology(topology: Topology, options: Options) -> Plan:
     """Raises BadInputError."""
     found = catalog.read(topology)
-    assignment.check_model(topology)
     runtime = choose_runtime(options, topology.runtime.name)
-    assignment.check_requirements(topology, installed=not traits(runtime).images)
+    own = traits(runtime)
+    check_requirements(topology, installed=not own.images)
     nodes = _nodes(runtime, options)
-    return assignment.plan_on_host(
-        topology,
-        found,
-        runtime,
+    if catalog.needs_speeds(topology, found, many_hosts=bool(nodes)):
+        speeds = _speeds(nodes, topology, options) if nodes else {catalog.HERE: calibrate()}
+        here = nodes[0].id if nodes else catalog.HERE
+        found = catalog.with_cpu(found, topology, speeds, here)
+        core = speeds[here].gflops
+        nodes = tuple(replace(one, core=speeds[one.id].gflops / core) for one in nodes)
+    host = this_host(
         nodes,
-        lambda: _speeds(nodes, topology, options),
-        oversubscribe=options.oversubscribe,
+        netem=own.shaper is None,
+        gpus=own.gpus and any(group.gpu for group in topology.devices),
+        cuda=topology.runtime.device == "cuda" and not own.images,
     )
+    return assignment.plan(topology, runtime, host, found, oversubscribe=options.oversubscribe)
 
 
 def choose_runtime(options: Options, requested: str = "auto") -> str:
@@ -63,6 +72,40 @@ def choose_runtime(options: Options, requested: str = "auto") -> str:
         single = (name for name in emulated_runtime_names() if not traits(name).many_hosts)
         return next(name for name in single if emulator(name).is_available())
     return runtime
+
+
+def check_requirements(topology: Topology, *, installed: bool) -> None:
+    """Raise BadInputError if the user's own code requires packages that are for another PyTorch than the
+    testbed's. If `installed` is true, the packages must also be installed on this host."""
+    if not topology.requirements:
+        return
+    from testbed.images import wheels  # imports the Docker SDK, which takes half a second
+
+    problems = []
+    for index, text in enumerate(topology.requirements):
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        if (refusal := wheels.companions_refusal(wanted)) is not None:
+            message = f"{text} {refusal}"
+            problems.append(topology.source.problem(("requirements", index), message))
+            continue
+        if not installed:
+            continue
+        try:
+            found = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            found = None
+        if found is None or not wanted.specifier.contains(found, prereleases=True):
+            state = "is not installed" if found is None else f"is installed as {found}"
+            problems.append(
+                topology.source.problem(
+                    ("requirements", index),
+                    f"{wanted.name} {state}: run {wheels.companions_command(text)}",
+                )
+            )
+    if problems:
+        raise topology.source.error(problems)
 
 
 def check_host(topology: Topology, plan: Plan) -> None:

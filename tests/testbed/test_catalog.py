@@ -14,7 +14,7 @@ from agents.timing.nanoseconds import SECOND
 from testbed import plan
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
-from testbed.plan import Plan, assignment, catalog
+from testbed.plan import Plan, model_check
 from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
 from testbed.run import preparing, up
 from testbed.run.options import Options
@@ -185,13 +185,13 @@ def test_profile_with_training_times_gives_a_share_per_task(tmp_path: Path) -> N
 
 def test_large_step_gets_no_note_on_small_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
-    monkeypatch.setattr(catalog, "count_step_work", lambda task, batch_size, frozen: large)
+    monkeypatch.setattr(model_check, "count_step_work", lambda task, batch_size, frozen: large)
     (sentence,) = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}")).cpu_notes
     assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
 
 
 def test_unknown_step_falls_back_to_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "count_step_work", lambda task, batch_size, frozen: None)
+    monkeypatch.setattr(model_check, "count_step_work", lambda task, batch_size, frozen: None)
     found = _on_host(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
     assert found.cpu["a"] == {HERE: 0.2}
     (sentence,) = found.cpu_notes
@@ -201,7 +201,7 @@ def test_unknown_step_falls_back_to_hpl(tmp_path: Path, monkeypatch: pytest.Monk
 def test_origin_of_a_share_is_shown_in_plan_up_and_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assignment, "calibrate", lambda: HOST)
+    monkeypatch.setattr(preparing, "calibrate", lambda: HOST)
     file = tmp_path / "topology.yaml"
     _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
     with file.open("a") as text:

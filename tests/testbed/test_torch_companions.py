@@ -17,7 +17,7 @@ from testbed.images import wheels
 from testbed.images.building import Builder, BuildTime
 from testbed.installing import installer
 from testbed.installing.installer import TorchSource
-from testbed.plan import assignment
+from testbed.run import preparing
 from testbed.topology import parse
 from tests.testbed.test_torch_index import add_wheel, served
 from tests.testbed.test_torch_index import no_settings_of_pip as _no_settings  # noqa: F401
@@ -92,7 +92,7 @@ devices: [{{name: d, cpu: 0.1}}]
 stop: {{after: 10s}}
 """)
     with pytest.raises(BadInputError, match=r"requirements\[0\]") as refused:
-        assignment.check_requirements(topology, installed=installed)
+        preparing.check_requirements(topology, installed=installed)
     assert instead in str(refused.value)
 
 
