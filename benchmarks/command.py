@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from testbed.errors import TestbedError
-from testbed.host.signals import interrupting
+from testbed.host.processes import interrupting
 
 
 def exit_code_of(work: Callable[[], None]) -> int:

@@ -34,7 +34,7 @@ from docker.models.containers import Container
 
 from analysis import summary
 from analysis.load import Run, load
-from testbed.host.die_with_parent import prefix
+from testbed.host.programs import tied_prefix
 from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.runtimes.docker.specifications import RUN_LABEL
@@ -115,7 +115,7 @@ def programs(source: str, where: str) -> Disturbance:
         cpus = {"devices": cores.devices, "others": cores.others, "all": ""}[where]
         delay = rng.choice((0.0, rng.uniform(3.0, 9.0)))  # before the run, or during it
         code = f"import time; time.sleep({delay})\n" + source.replace("{file}", str(folder / "ballast"))
-        command = [*prefix(cpus), sys.executable, "-c", code]
+        command = [*tied_prefix(cpus), sys.executable, "-c", code]
         running = [subprocess.Popen(command) for _ in range(rng.randint(1, 3))]
         try:
             yield

@@ -44,7 +44,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agents import events
 from analysis.load import load
-from testbed.broker.configuration import find_mosquitto
+from testbed.broker import find_mosquitto
 from testbed.runtimes.process.runtime import HOST, free_ports
 
 _WARM_S = 3.0

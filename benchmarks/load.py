@@ -38,8 +38,7 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from testbed.broker import BrokerLimits, Listeners, accounts, write_mosquitto
-from testbed.broker.configuration import find_mosquitto
+from testbed.broker import BrokerLimits, Listeners, accounts, find_mosquitto, write_mosquitto
 from testbed.rundir.live_files import RecordFollower
 from testbed.runtimes.process.runtime import HOST, free_ports
 

@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
+from testbed import speed
 from testbed.plan import model_check
-from testbed.speed import calibration
-from testbed.speed.calibration import KINDS, Work
+from testbed.speed import KINDS, Work
 from testbed.topology import profiles
 
 TIMES = Path(__file__).with_name("training_times.csv")
@@ -169,7 +169,7 @@ def _count() -> None:
 
 def _host() -> None:
     torch.set_num_threads(1)
-    found = calibration.calibrate()
+    found = speed.calibrate()
     for row in _rows():
         if row["network"] not in _ON_HOST:
             continue
@@ -178,7 +178,7 @@ def _host() -> None:
         begin = time.thread_time()
         run()
         took = time.thread_time() - begin
-        told = sum(calibration.work_seconds(_work(row), found.training).values())
+        told = sum(speed.work_seconds(_work(row), found.training).values())
         print(f"{row['network']}: took {took:.2f} s, predicted {told:.2f} s ({told / took - 1:+.0%})")
 
 

@@ -29,9 +29,10 @@ from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection
 from testbed import images
-from testbed.broker import Account, BrokerLimits, Listeners, accounts, write_mosquitto
-from testbed.broker.configuration import find_mosquitto
-from testbed.host import docker_engine, swarm_nodes
+from testbed.broker import Account, BrokerLimits, Listeners, accounts, find_mosquitto, write_mosquitto
+from testbed.host import docker_engine
+from testbed.host.nodes import swarm_nodes
+from testbed.images import building
 from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process.runtime import HOST, free_ports
 from testbed.runtimes.swarm.removal import temporary_proxies
@@ -51,7 +52,7 @@ Engines = tuple[Engine, Engine]
 def _engines() -> Iterator[Engines]:
     """Start the manager with all images, and a worker with all that it needs."""
     with closing(docker_engine.connect()) as client:
-        images.ensure(client, print)
+        building.ensure(client, print)
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     wanted = [tags[kind] for kind in ("agent", "broker", "base")], [tags["agent"], tags["base"]]
     with (
@@ -101,7 +102,7 @@ def services(engines: Engines) -> None:
             time.sleep(0.1)
         took = time.monotonic() - begin
         print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
-        nodes = swarm_nodes.nodes(manager.client)
+        nodes = swarm_nodes(manager.client)
         with temporary_proxies(manager.client, nodes, base, "services") as found:
             for node, engine in found.engines.items():
                 where = "manager" if node == found.here else "other node, through its engine proxy"

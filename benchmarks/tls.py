@@ -24,9 +24,8 @@ from pathlib import Path
 from agents.config import BrokerAccess
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
-from testbed.broker import Listeners, accounts, write_mosquitto
+from testbed.broker import Listeners, accounts, find_mosquitto, write_mosquitto
 from testbed.broker.access import new_identity
-from testbed.broker.configuration import find_mosquitto
 from testbed.runtimes.process.runtime import HOST, free_ports
 
 CLIENTS = ("a", "b")

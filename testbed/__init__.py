@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from testbed.api.machine import list_images as list_images
     from testbed.api.machine import measure_fidelity as measure_fidelity
     from testbed.api.machine import prune_images as prune_images
+    from testbed.api.new import convert_trace as convert_trace
+    from testbed.api.new import examples as examples
+    from testbed.api.new import fedscale_devices as fedscale_devices
+    from testbed.api.new import new as new
     from testbed.api.packing import pack as pack
     from testbed.api.results import compare as compare
     from testbed.api.results import draw as draw
@@ -64,10 +68,6 @@ if TYPE_CHECKING:
     from testbed.api.studies import SweepResult as SweepResult
     from testbed.api.studies import agree as agree
     from testbed.api.studies import sweep as sweep
-    from testbed.api.templates import examples as examples
-    from testbed.api.templates import new as new
-    from testbed.api.traces import convert_trace as convert_trace
-    from testbed.api.traces import fedscale_devices as fedscale_devices
     from testbed.api.twins import TwinPair as TwinPair
     from testbed.api.twins import twin as twin
     from testbed.errors import BadInputError as BadInputError

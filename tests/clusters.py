@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.host import run_module
+from testbed.host import programs
 from tests import forked
 from tests.waiting import eventually
 
@@ -75,7 +75,7 @@ class Dask:
         """Start a worker with one core, and wait until it is connected. `prefix`: command before the
         worker's. Without it and `environment`, the worker is forked, and what it starts, too."""
         name = f"worker{len(self.workers)}"
-        dask = [*prefix, *DASK] if prefix or environment else run_module.command("dask")
+        dask = [*prefix, *DASK] if prefix or environment else programs.command("dask")
         command = [*dask, "worker", f"tcp://{self.address}", "--name", name, "--nthreads", "1"]
         command += ["--no-nanny", "--no-dashboard", "--local-directory", f"{self.folder / name}"]
         log = self.folder / f"{name}.log"

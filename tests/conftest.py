@@ -18,6 +18,7 @@ from testbed import images
 from testbed.cli import main as cli
 from testbed.host import cpus, docker_engine
 from testbed.host.cpus import CpuReading
+from testbed.images import building
 from tests import forked, leaks, neighbours
 from tests.running import Said, Testbed, check_output
 
@@ -197,7 +198,7 @@ def engine() -> Iterator[docker.DockerClient]:
 @pytest.fixture(scope="session")
 def built(engine: docker.DockerClient) -> images.Images:
     """The images, made before any run is timed."""
-    return images.ensure(engine, print)
+    return building.ensure(engine, print)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
     python -m tests.forked SOCKET      the process that forks, a child of the one that starts programs
 
 In a process that called `use`, `subprocess.Popen` forks `python -m testbed` and what
-`run_module.command` names, also after `ssh_servers.in_network_of`. Otherwise each program would spend
+`programs.command` names, also after `ssh_servers.in_network_of`. Otherwise each program would spend
 one to three seconds of CPU time on imports. A forked program is a child of the process that starts it,
 and has its own session, arguments, environment, working directory, standard streams and perhaps network,
 which other processes see, too. It also starts programs in this way. Whoever tests the start itself
@@ -39,7 +39,7 @@ import typer.main
 
 import testbed.__main__ as program
 from agents.process import exit_now, freeze, without_garbage_collection
-from testbed.host import die_with_parent, run_module
+from testbed.host import programs
 from testbed.plan.agent_configs import THREAD_VARIABLES
 
 _ROOT, _PYTHON = Path(__file__).parent.parent, sys.executable
@@ -133,14 +133,14 @@ def _order(args: Any, environment: Mapping[str, str]) -> dict[str, Any] | None:
     if args[:1] == ["nsenter"] and args[2:3] == ["--net"]:
         order["network"] = int(args[1].removeprefix("--target="))
         args = args[3:]
-    if args[:4] == [_PYTHON, "-I", "-S", die_with_parent.__file__]:
+    if args[:4] == [_PYTHON, "-I", "-S", programs.__file__]:
         order |= {"parent": int(args[4]), "cpus": [*map(int, args[5].split(","))]}
         args = args[7:]
     order["command"] = args
     match args:
         case [python, "-m", "testbed", *arguments] if python == _PYTHON:
             return order | {"module": None, "arguments": arguments}
-        case [python, "-P", run_module.__file__, module, *arguments] if python == _PYTHON:
+        case [python, "-P", programs.__file__, module, *arguments] if python == _PYTHON:
             return order | {"module": module, "arguments": arguments}
     return None
 
@@ -266,7 +266,7 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
     """Make this fork like a new process, with Ctrl-C as the shell gives it to a command, and run the
     program."""
     if order["parent"] is not None:
-        die_with_parent.ask(order["parent"])
+        programs.die_with_parent(order["parent"])
         os.sched_setaffinity(0, order["cpus"])
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -294,8 +294,8 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
             program.main()
         else:
             sys.modules.pop(order["module"], None)
-            sys.argv = [run_module.__file__, order["module"], *order["arguments"]]
-            run_module.main()
+            sys.argv = [programs.__file__, order["module"], *order["arguments"]]
+            programs.run_module()
         _exit(0)
     except SystemExit as ended:
         _exit(ended.code)

@@ -22,7 +22,7 @@ from agents import events
 from agents.config import BEGUN
 from agents.wire import payloads
 from testbed.host import docker_engine as docker_engine
-from testbed.host import run_module
+from testbed.host import programs
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.process import runtime as process_runtime
 from tests.running import (
@@ -202,7 +202,7 @@ def kill(runtime: str, runs: Path, device: str) -> Callable[[], object]:
     environment = found.process.environ()
     found.process.kill()
     config = RunDirectory(run).config(device)
-    with_own_parent = ["setsid", "--fork", *run_module.command("agents.client.main", str(config))]
+    with_own_parent = ["setsid", "--fork", *programs.command("agents.client.main", str(config))]
     return lambda: subprocess.run(with_own_parent, env=environment, check=True)
 
 

@@ -24,8 +24,8 @@ from testbed import images
 from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.errors import HostError
-from testbed.host.nodes import Node
-from testbed.host.swarm_nodes import nodes
+from testbed.host.nodes import Node, swarm_nodes
+from testbed.images import building
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -64,7 +64,7 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
     """The manager and a worker, with the images of a run."""
     if (why := lacking()) is not None:
         unavailable("swarm", why)
-    images.ensure(engine, print)
+    building.ensure(engine, print)
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     with (
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
@@ -283,7 +283,7 @@ def test_task_that_fails_is_reported_with_its_log(on_swarm: tuple[Engine, Engine
     )
     try:
         made = services.create(manager, broken, services.ServiceOptions())
-        names = {node.id: node.name for node in nodes(manager)}
+        names = {node.id: node.name for node in swarm_nodes(manager)}
         with pytest.raises(HostError, match=r"broken could not start on .*\(3\)\nit broke$"):
             # Two of one: a look at the task while it runs would be enough for one.
             services.await_tasks(manager, {made: 2}, lambda _: "broken", names)
@@ -298,7 +298,7 @@ def test_pending_cleanup_uses_engine_proxies_of_the_same_image(
     """A node may have this image from a registry, and under no other name."""
     manager, image = on_swarm[0].client, "registry.example:5000/testbed-base:1"
     made = engine_proxies.EngineProxies(
-        manager, nodes(manager), image, "r-1", {RUN_LABEL: "r-1"}, tmp_path
+        manager, swarm_nodes(manager), image, "r-1", {RUN_LABEL: "r-1"}, tmp_path
     )
     made.unreachable |= {made.others[0].id}
     try:
@@ -313,7 +313,7 @@ def test_pending_cleanup_uses_engine_proxies_of_the_same_image(
 def test_node_lost_since_the_plan_is_reported_and_a_new_one_is_ignored(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    here, other = nodes(on_swarm[0].client)
+    here, other = swarm_nodes(on_swarm[0].client)
     read = load(write_topology(tmp_path, devices=[{"name": "first", "cpu": 0.2}]))
 
     def planned(name: str, *known: Node) -> RunSpec:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import testbed as api
-from testbed import images
-from testbed.broker import configuration
+from testbed import broker, images
 from tests.running import Finished, write_small_topology
 
 pytestmark = pytest.mark.hosts
@@ -73,10 +72,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "all-else.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    if configuration.AMQTT_FOLDER.is_dir():  # the broker of a host without Mosquitto
-        place = environment / configuration.AMQTT_FOLDER.relative_to(sys.prefix)
+    if broker.AMQTT_FOLDER.is_dir():  # the broker of a host without Mosquitto
+        place = environment / broker.AMQTT_FOLDER.relative_to(sys.prefix)
         place.parent.mkdir(parents=True)
-        place.symlink_to(configuration.AMQTT_FOLDER)
+        place.symlink_to(broker.AMQTT_FOLDER)
     for place in (packages, work):
         (place / "agents").mkdir(parents=True)
         (place / "agents" / "__init__.py").write_text(FOREIGN)

@@ -135,9 +135,9 @@ def read(path: Path, most: int) -> bytes:
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal digits. Raises OSError."""
+    """Hexadecimal digits, of a regular file. Raises OSError."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(2**20):
             digest.update(chunk)
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from benchmarks.rules.definition import Benchmark, Condition
 from benchmarks.rules.results import Cell
 from testbed import sweeps
 from testbed.errors import RunFailedError
-from testbed.host.signals import uninterrupted
+from testbed.host.processes import uninterrupted
 from testbed.run.options import Options
 from testbed.sweeps import clusters, sweeping
 

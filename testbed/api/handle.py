@@ -31,7 +31,7 @@ from agents.energy.messages import Charge, SetBattery, Unplug
 from testbed.api import launching
 from testbed.api.topology_input import data_root
 from testbed.errors import BadInputError, RunFailedError, reading_run
-from testbed.host.signals import uninterrupted
+from testbed.host.processes import uninterrupted
 from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.live_files import RecordFollower

@@ -25,7 +25,7 @@ from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, RunFailedError, TestbedError, writable_file
-from testbed.host import run_module
+from testbed.host import programs
 from testbed.plan import (
     Plan,
     catalog,
@@ -370,7 +370,7 @@ def start_run(
         lines.seek(0, os.SEEK_END)
         begin = output.tell()
         controller = subprocess.Popen(
-            run_module.command("testbed.api.run_process", *arguments),
+            programs.command("testbed.api.run_process", *arguments),
             stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

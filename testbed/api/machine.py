@@ -19,17 +19,17 @@ import psutil
 
 from agents import extras
 from agents.texts import quantity
-from testbed import images
-from testbed.broker import configuration
+from testbed import broker as brokers
+from testbed import installing
 from testbed.errors import BadInputError, HostError
 from testbed.host import cpus, docker_engine, kernel
 from testbed.host.cpus import LATENCY
 from testbed.host.gpus import Gpus, survey
-from testbed.host.swarm_nodes import LEAST_ENGINE, manages
-from testbed.images import Images, StoredImage, tags, wheels
-from testbed.installing import installer
-from testbed.speed.calibration import Calibration
-from testbed.speed.calibration import calibrate as measured
+from testbed.host.nodes import LEAST_ENGINE, manages_swarm
+from testbed.images import DEBIAN_IMAGE, Images, building, wheels
+from testbed.images.building import StoredImage
+from testbed.speed import Calibration
+from testbed.speed import calibrate as measured
 from testbed.topology.real_devices import is_destination
 from testbed.view import View
 
@@ -56,7 +56,7 @@ def doctor() -> list[Finding]:
     try:
         with closing(docker_engine.connect(timeout=5)) as client:
             info = client.info()
-            listed = client.api.nodes() if manages(info) else []
+            listed = client.api.nodes() if manages_swarm(info) else []
             found = [
                 engine(info),
                 control_groups(info),
@@ -139,10 +139,10 @@ def storage(info: Mapping[str, Any]) -> Finding:
 def image_source(client: docker.DockerClient) -> Finding:
     """The images must be built, or can be built."""
     name = "images"
-    if images.are_built(client):
+    if building.are_built(client):
         return Finding(name, "ok", "built")
-    if docker_engine.registry_has(tags.DEBIAN_IMAGE, timeout=3):
-        return Finding(name, "ok", f"not built yet; a registry has {tags.DEBIAN_IMAGE}")
+    if docker_engine.registry_has(DEBIAN_IMAGE, timeout=3):
+        return Finding(name, "ok", f"not built yet; a registry has {DEBIAN_IMAGE}")
     if shutil.which("mmdebstrap"):
         return Finding(name, "ok", "not built yet; no registry answers, so mmdebstrap makes the base")
     detail = "not built yet; no registry answers, and mmdebstrap, which could make the base, is missing"
@@ -156,7 +156,7 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
         return Finding(
             name, "ok", "none: `docker swarm init` makes one, for devices on several machines"
         )
-    if not manages(info):
+    if not manages_swarm(info):
         detail = f"this engine is a worker ({state}): start runs on a manager"
         return Finding(
             name, "warn", detail, f"docker node promote {info['Swarm'].get('NodeID', 'NODE')}"
@@ -279,15 +279,15 @@ def disk(info: Mapping[str, Any]) -> Finding:
 
 def broker(*, has_engine: bool) -> Finding:
     """Runtimes with containers bring their own broker."""
-    name, fix = "mosquitto", configuration.INSTALL_MOSQUITTO
-    if found := configuration.find_mosquitto():
+    name, fix = "mosquitto", brokers.INSTALL_MOSQUITTO
+    if found := brokers.find_mosquitto():
         return Finding(name, "ok", found)
-    if configuration.has_amqtt():
+    if brokers.has_amqtt():
         detail = "the process runtime uses amqtt instead, which is slower and may lose messages"
         return Finding(name, "warn", detail, fix)
     detail = "neither Mosquitto nor amqtt is installed: the process runtime cannot run"
     status: Status = "warn" if has_engine else "missing"
-    return Finding(name, status, detail, f"{fix}, or {configuration.amqtt_command()}")
+    return Finding(name, status, detail, f"{fix}, or {brokers.amqtt_command()}")
 
 
 def python() -> Finding:
@@ -318,7 +318,7 @@ def torch() -> Finding:
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
     detail = f"{version}: perhaps with CUDA, which takes gigabytes and is useless without a GPU"
-    fix = f"pip install --index-url {installer.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
+    fix = f"pip install --index-url {installing.CPU_INDEX} torch=={version.partition('+')[0]}+cpu"
     return Finding("torch", "warn", detail, fix)
 
 
@@ -331,7 +331,7 @@ def calibrate(*, force: bool = False) -> Calibration:
 def list_images() -> list[StoredImage]:
     """Return the testbed's images on this engine, the largest first. Raises HostError."""
     with closing(docker_engine.connect()) as client:
-        return images.list_images(client)
+        return building.list_images(client)
 
 
 def build_images(
@@ -341,7 +341,7 @@ def build_images(
     images, too. `gpu`: whether to build the images with CUDA, too; these images take gigabytes. Raises
     HostError."""
     with closing(docker_engine.connect()) as client:
-        return images.ensure(client, on_progress, force=force, cuda=gpu)
+        return building.ensure(client, on_progress, force=force, cuda=gpu)
 
 
 def prune_images(
@@ -360,8 +360,8 @@ def prune_images(
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
-            return images.removable_images(images.list_images(client), everything=everything), 0
-        gone, freed = images.prune_images(client, everything=everything)
+            return building.removable_images(building.list_images(client), everything=everything), 0
+        gone, freed = building.prune_images(client, everything=everything)
         node_preparation.prune_images(client, on_progress)
         return gone, freed
 

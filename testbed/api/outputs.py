@@ -188,13 +188,11 @@ OUTPUTS: dict[str, Callable[[], Any]] = {
     "selections": _catalog("testbed.api.catalog:SelectionEntry"),
     "tasks": _catalog("testbed.api.catalog:TaskEntry"),
     "profiles": lambda: list[Profile] | WrittenFiles,
-    "calibrate": lambda: (
-        resolve_name("testbed.speed.calibration:HostSpeed") | StepTimes | list[FinishedRun]
-    ),
+    "calibrate": lambda: resolve_name("testbed.speed:HostSpeed") | StepTimes | list[FinishedRun],
     "doctor": _list("testbed.api.machine:Finding"),
-    "images list": _list("testbed.images:StoredImage"),
+    "images list": _list("testbed.images.building:StoredImage"),
     "images build": lambda: BuiltImages,
-    "images prune": _list("testbed.images:StoredImage"),
+    "images prune": _list("testbed.images.building:StoredImage"),
     **dict.fromkeys(_WRITERS, lambda: WrittenFiles),
 }
 """Command -> function that returns the type of its JSON output."""

@@ -10,14 +10,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from agents.disk import files
 from agents.events import COMPLETE
+from testbed import packs
 from testbed.api.topology_input import data_root
 from testbed.data import data_files, datasets
 from testbed.errors import BadInputError, TestbedError, writable_file
-from testbed.packs import archive, contents, layout
+from testbed.packs import DATA, SWEEP, TOPOLOGY, DataEntry, PackIndex, contents
 from testbed.packs.contents import Contents
 from testbed.packs.contents import Part as Part
-from testbed.packs.layout import DATA, SWEEP, TOPOLOGY, DataEntry, FileEntry, PackIndex
 from testbed.plan.host import Measurements
 from testbed.run import live_runs, provenance
 from testbed.rundir import finding
@@ -79,7 +80,7 @@ class OpenedPack:
                 continue
             path = (root or Path()) / one.path if one.in_data_root else self.folder / DATA / one.path
             try:
-                same = archive.sha256_of(path) == one.sha256
+                same = files.sha256(path) == one.sha256
             except FileNotFoundError:
                 if not one.in_data_root:
                     missing.append(one)
@@ -162,7 +163,7 @@ def _comparable(line: bytes | None) -> Any:
 
 
 def is_pack(given: object) -> bool:
-    return isinstance(given, str | Path) and "\n" not in str(given) and archive.is_pack(Path(given))
+    return isinstance(given, str | Path) and "\n" not in str(given) and packs.is_pack(Path(given))
 
 
 def open_pack(
@@ -178,7 +179,7 @@ def open_pack(
     `kind`: `run` or `sweep`. `trusted`: whether programs in the pack may run. `runs`: folder of runs.
     The archive is unpacked into its folder `packs`. Raises BadInputError, HostError.
     """
-    index, folder = archive.unpack(Path(path), Path(runs) / FOLDER, on_progress)
+    index, folder = packs.unpack(Path(path), Path(runs) / FOLDER, on_progress)
     if index.runtime is not None and index.runtime not in RUNTIMES:
         raise BadInputError(f"{path} is of another runtime than {runtime_names()}: {index.runtime!r}")
     if index.kind != kind:
@@ -218,34 +219,26 @@ def pack(
     commit = facts[0].get("git_commit")
     created = [one["created"] for one in facts if isinstance(one.get("created"), float | int)]
 
-    def index(files: Mapping[str, FileEntry]) -> PackIndex:
-        return PackIndex(
-            kind=found.kind,
-            name=found.name,
-            runtime=found.runtime,
-            versions=versions,
-            commit=commit if isinstance(commit, str) else None,
-            runs=[one.run for one in found.runs],
-            left_out=found.left_out,
-            data=listed,
-            has_data="data" in include and bool(listed),
-            files=dict(files),
-        )
-
-    written = archive.write(
-        found,
-        target,
-        index,
-        lambda made: layout.describe_as_crate(made, max(created, default=None)),
-        on_progress,
+    index = PackIndex(
+        kind=found.kind,
+        name=found.name,
+        runtime=found.runtime,
+        versions=versions,
+        commit=commit if isinstance(commit, str) else None,
+        runs=[one.run for one in found.runs],
+        left_out=found.left_out,
+        data=listed,
+        has_data="data" in include and bool(listed),
+        files={},
     )
+    written = packs.write(found.files, target, index, max(created, default=None), on_progress)
     return PackResult(
-        written.path,
+        target,
         found.kind == "sweep",
-        written.bytes,
-        written.sha256,
-        tuple(written.index.runs),
-        len(written.index.files) + 1,
+        target.stat().st_size,
+        files.sha256(target),
+        tuple(index.runs),
+        len(written) + 1,
         tuple(found.left_out),
         tuple(found.remarks),
     )
@@ -302,7 +295,7 @@ def _data_files(
             below = path.relative_to(own).as_posix()
             name = names.get(own, Path(own).name) + ("" if below == "." else f"/{below}")
         entry = DataEntry(
-            chosen.name, name, own is None, path.stat().st_size, archive.sha256_of(path.resolve())
+            chosen.name, name, own is None, path.stat().st_size, files.sha256(path.resolve())
         )
         listed.append((entry, path.resolve()))
     return listed

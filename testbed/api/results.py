@@ -79,9 +79,9 @@ def sweep_target(names: Iterable[str | Path], runs: str | Path = "runs") -> floa
     folders = {finding.folder_of_runs(str(name), Path(runs)) for name in names}
     if None in folders:
         return None
-    from testbed.sweeps import files  # imports what plans runs
+    from testbed.sweeps import kept_target  # imports what plans runs
 
-    targets = {files.kept_target(folder) for folder in folders if folder is not None}
+    targets = {kept_target(folder) for folder in folders if folder is not None}
     return targets.pop() if len(targets) == 1 else None
 
 

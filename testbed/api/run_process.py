@@ -15,7 +15,7 @@ from testbed.api import launching
 from testbed.api.launching import ERROR
 from testbed.errors import TestbedError, from_os_error
 from testbed.fidelity.validity import Validity
-from testbed.host.signals import interrupt_at_end_of_input, interrupting
+from testbed.host.processes import interrupt_at_end_of_input, interrupting
 from testbed.rundir.directory import RunDirectory
 from testbed.watching import live, rows
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed import user_code
 from testbed.api import launching
 from testbed.api.handle import OnEvent, RunHandle
 from testbed.api.launching import Launch, plan_run
@@ -19,7 +20,6 @@ from testbed.errors import BadInputError, HostError, TestbedError, from_os_error
 from testbed.run import live_runs
 from testbed.rundir import finding
 from testbed.runtimes import LiveRun
-from testbed.user_code import inspector
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     Raises BadInputError if there is no such run. Raises HostError if a container, network or process may
     remain. The error's message names the runs concerned. All other runs have been ended.
     """
-    inspector.remove_leftovers()
+    user_code.remove_leftovers()
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
     found |= {live.run: live for live in live_runs.find_live_runs()}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from testbed import sweeps
 from testbed.errors import BadInputError
-from testbed.sweeps import cells
 from testbed.topology import Topology, yamlfile
 
 TopologyLike = str | Path | Mapping[str, Any] | Topology
@@ -70,7 +70,7 @@ def with_settings(given: TopologyInput, settings: Sequence[str]) -> TopologyInpu
     data = yamlfile.parse(given.text, given.name).data
     for text in settings:
         path, equals, value = text.partition("=")
-        where = cells.parse_path(path.strip())
+        where = sweeps.parse_path(path.strip())
         if not equals or where is None:
             raise BadInputError(
                 f"--set {text}: expected a key and a value such as rule.buffer_size=8 or "

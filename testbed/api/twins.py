@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agents.device_actions import name_of
 from agents.texts import name_list
 from analysis.agreement import RankAgreement, RankedConfiguration, TwinRow
+from testbed import speed
 from testbed import topology as topologies
 from testbed.api import running
 from testbed.api.topology_input import data_root
@@ -22,7 +23,6 @@ from testbed.plan import costs
 from testbed.plan.costs import StepTime
 from testbed.plan.host import Measurements
 from testbed.rundir.directory import RunDirectory
-from testbed.speed import calibration
 from testbed.topology import Topology, Virtual, profiles, units, yamlfile
 from testbed.traits import is_simulated
 
@@ -355,7 +355,7 @@ class _Making:
     def add_speeds(self, devices: Sequence[dict[str, Any]], measure: Callable[[], StepTime]) -> None:
         """With the added profile, a step takes as long as it was measured to take. `measure`: returns
         the time of a step on this host."""
-        here = calibration.calibrate()
+        here = speed.calibrate()
         self._virtual = self._costs(measure)
         cost = costs.step_cost(self._virtual, None)
         step = cost.time or StepTime(math.nan)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from testbed.broker import BROKER, TlsIdentity
 from testbed.errors import HostError
-from testbed.host import die_with_parent, run_module
+from testbed.host import programs
 
 
 def new_identity(*names: str) -> TlsIdentity:
@@ -78,9 +78,9 @@ class PublicPort:
                 to = {"path": f"/proc/self/fd/{folder}/{path.name}"}
                 proxy = {"listen": {"descriptor": listener.fileno()}, "to": to}
                 config.write_text(json.dumps({"proxies": [proxy]}), encoding="utf-8")
-                module = run_module.command("agents.node.node_agent", str(config))
+                module = programs.command("agents.node.node_agent", str(config))
                 self._process = subprocess.Popen(
-                    [*die_with_parent.prefix(cpus), *module],
+                    [*programs.tied_prefix(cpus), *module],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

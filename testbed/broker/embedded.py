@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.broker import Account, configuration, is_password, read_embedded
+from testbed import broker
+from testbed.broker import Account, is_password, read_embedded
 
-configuration.use_amqtt_folder()
+broker.use_amqtt_folder()
 
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker

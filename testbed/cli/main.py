@@ -40,7 +40,7 @@ from testbed.cli.app import (
 )
 from testbed.console import print_json, print_last_line, print_text, quantity, remark, show
 from testbed.errors import BadInputError, TestbedError, from_os_error, writable_file
-from testbed.host.signals import interrupting
+from testbed.host.processes import interrupting
 from testbed.traits import RUNTIMES
 
 if TYPE_CHECKING:

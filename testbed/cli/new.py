@@ -50,9 +50,9 @@ def topology(name: Name, as_json: AsJson = False) -> None:
 
 
 def _write(kind: Literal["task", "rule", "topology"], name: str, *, as_json: bool) -> None:
-    from testbed.api import templates
+    from testbed.api import new
 
-    print_files(templates.new(kind, name), as_json=as_json)
+    print_files(new.new(kind, name), as_json=as_json)
     if not as_json:
         remark(f"Next: testbed up {name}.yaml --runtime virtual")
 
@@ -62,9 +62,9 @@ def examples(
     as_json: AsJson = False,
 ) -> None:
     """Copy the topologies and notebooks that come with the testbed to a folder of yours."""
-    from testbed.api import templates
+    from testbed.api import new
 
-    print_files(templates.examples(folder), as_json=as_json)
+    print_files(new.examples(folder), as_json=as_json)
     if as_json:
         return
     remark(f"Next: testbed up {folder}/topologies/quickstart.yaml")
@@ -88,7 +88,7 @@ def trace(
     scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Factor for all rates.")] = 1.0,
 ) -> None:
     """Convert a published 3G, LTE, 5G or Wi-Fi trace to CSV, for link: {trace: {csv: FILE}}."""
-    from testbed.api.traces import convert_trace
+    from testbed.api.new import convert_trace
 
     text = convert_trace(form, file, direction=direction, scale=scale)
     _print_or_write(text, to, "link: {trace: {csv: " + f"{to}" + "}}")
@@ -137,7 +137,7 @@ def devices(
     to: To = None,
 ) -> None:
     """Draw devices from FedScale's traces: their speed, link and availability, as device groups."""
-    from testbed.api.traces import fedscale_devices
+    from testbed.api.new import fedscale_devices
 
     text = fedscale_devices(
         capacity,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testbed.errors import BadInputError
-from testbed.host import die_with_parent, run_module
-from testbed.host.signals import interrupting
+from testbed.host import programs
+from testbed.host.processes import interrupting
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 from testbed.watching.hosts import HOST
@@ -102,9 +102,9 @@ def serve_page(
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
         report(f"Dashboard: {address}{f'run?{query}' if query else ''}")
         arguments = [str(listening.fileno()), str(runs), *(str(directory.path) for directory in named)]
-        command = run_module.command("testbed.dashboard.serving", *arguments)
+        command = programs.command("testbed.dashboard.serving", *arguments)
         page = subprocess.Popen(
-            [*die_with_parent.prefix(cpus), *command],
+            [*programs.tied_prefix(cpus), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None if log is None else stack.enter_context(log.open("ab")),

@@ -33,7 +33,7 @@ from testbed.host import cache
 from testbed.topology import Topology
 from testbed.topology.data_settings import DataSettings, Split
 from testbed.topology.partition import Indices
-from testbed.user_code.stand_ins import TaskStandIn
+from testbed.user_code import TaskStandIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,59 +215,52 @@ def _runs(clients: Indices | None, samples: int) -> list[Indices]:
 _DIGITS = Path(__file__).with_name("digits.csv.gz")
 
 
-@dataclass(frozen=True, slots=True)
-class Digits:
-    """Handwritten digits: 1,797 images of 8×8, values 0 to 16.
+def _read_digits(_: Report) -> Dataset:
+    """Read handwritten digits: 1,797 images of 8×8, values 0 to 16.
 
     Every fifth image of each class is a test sample. The file is that of scikit-learn's `load_digits`:
     the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI Machine
     Learning Repository, 1998, CC BY 4.0). A line has 64 pixels and the class.
     """
-
-    name: ClassVar[str] = "digits"
-    shape: ClassVar[tuple[int, ...] | None] = (8, 8)
-    tokens: ClassVar[bool] = False
-
-    def find(self, root: Path | None) -> LocatedDataset:
-        return LocatedDataset(digest(_DIGITS.read_bytes()), self._read)
-
-    @staticmethod
-    def _read(_: Report) -> Dataset:
-        table = np.loadtxt(_DIGITS, np.int64, delimiter=",")
-        x, y = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8), table[:, -1].copy()
-        by_class = np.argsort(y, kind="stable")
-        is_test = np.zeros(len(y), dtype=bool)
-        is_test[by_class[::5]] = True
-        train, test = (Shard(x[own], y[own], scale=1 / 16) for own in (~is_test, is_test))
-        return Dataset(train, test)
+    table = np.loadtxt(_DIGITS, np.int64, delimiter=",")
+    x, y = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8), table[:, -1].copy()
+    by_class = np.argsort(y, kind="stable")
+    is_test = np.zeros(len(y), dtype=bool)
+    is_test[by_class[::5]] = True
+    train, test = (Shard(x[own], y[own], scale=1 / 16) for own in (~is_test, is_test))
+    return Dataset(train, test)
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticSentences:
-    """4,000 generated sentences of up to 16 tokens, padded with zeros. Tokens are numbers from 1 to 63.
+def _make_sentences(_: Report) -> Dataset:
+    """Make 4,000 sentences of up to 16 tokens, padded with zeros. Tokens are numbers from 1 to 63.
 
     The class of a sentence is 1 if most of its tokens are 32 or above, else 0. Every fifth sentence is a
     test sample.
     """
+    rng = np.random.default_rng(140)
+    length = 2 * rng.integers(2, 8, 4000) + 1  # odd, so that there are no ties
+    x = rng.integers(1, 64, (4000, 16))
+    x[np.arange(16) >= length[:, None]] = 0
+    y = ((x >= 32).sum(1) > length / 2).astype(np.int64)
+    is_test = np.arange(4000) % 5 == 0
+    remark = "The sentences are synthetic; a BERT's weights are random unless task.initial is set."
+    train, test = (Shard(x[own].astype(np.int16), y[own]) for own in (~is_test, is_test))
+    return Dataset(train, test, remarks=(remark,))
 
-    name: ClassVar[str] = "synthetic-sentences"
-    shape: ClassVar[tuple[int, ...] | None] = (16,)
-    tokens: ClassVar[bool] = True
+
+@dataclass(frozen=True, slots=True)
+class OwnDataset:
+    """Comes with the testbed."""
+
+    name: str
+    shape: tuple[int, ...] | None
+    read: Callable[[Report], Dataset]
+    tokens: bool = False
+    file: Path | None = None
+    """None if the samples are generated."""
 
     def find(self, root: Path | None) -> LocatedDataset:
-        return LocatedDataset("1", self._read)
-
-    @staticmethod
-    def _read(_: Report) -> Dataset:
-        rng = np.random.default_rng(140)
-        length = 2 * rng.integers(2, 8, 4000) + 1  # odd, so that there are no ties
-        x = rng.integers(1, 64, (4000, 16))
-        x[np.arange(16) >= length[:, None]] = 0
-        y = ((x >= 32).sum(1) > length / 2).astype(np.int64)
-        is_test = np.arange(4000) % 5 == 0
-        remark = "The sentences are synthetic; a BERT's weights are random unless task.initial is set."
-        train, test = (Shard(x[own].astype(np.int16), y[own]) for own in (~is_test, is_test))
-        return Dataset(train, test, remarks=(remark,))
+        return LocatedDataset(digest(self.file.read_bytes()) if self.file else "1", self.read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,13 +295,13 @@ class TaskDataset:
         return Columns(data).read(train, test, validation, report)
 
 
-Source = Columns | Digits | SyntheticSentences | TaskDataset
+Source = Columns | OwnDataset | TaskDataset
 
 _CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF (Caldas et al. 2018, arXiv 1812.01097)."""
 
 DATASETS: dict[str, Source] = {
-    "digits": Digits(),
+    "digits": OwnDataset("digits", (8, 8), _read_digits, file=_DIGITS),
     "flwrlabs/shakespeare": Columns(
         DataSettings(
             hub="flwrlabs/shakespeare",
@@ -323,7 +316,7 @@ DATASETS: dict[str, Source] = {
         shape=(80,),
         tokens=True,
     ),
-    "synthetic-sentences": SyntheticSentences(),
+    "synthetic-sentences": OwnDataset("synthetic-sentences", (16,), _make_sentences, tokens=True),
     "uoft-cs/cifar10": Columns(
         DataSettings(hub="uoft-cs/cifar10", input=("img",), label="label"), shape=(3, 32, 32)
     ),

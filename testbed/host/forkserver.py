@@ -2,7 +2,7 @@
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
-A program is the function `main` of a module. It runs as with `run_module.py MODULE ARGUMENT`: in its own
+A program is the function `main` of a module. It runs as with `programs.py MODULE ARGUMENT`: in its own
 session, on its own CPUs, with its own log. It ends when the fork server ends, and the fork server ends
 when the controller ends. No module may start a thread when it is imported, because only the forking
 thread exists in a fork. Linux only.
@@ -38,9 +38,9 @@ import psutil
 
 from agents.process import freeze, without_garbage_collection
 from testbed.errors import HostError
-from testbed.host import die_with_parent, run_module
+from testbed.host import programs
 from testbed.host.cpus import cpu_numbers
-from testbed.host.subprocesses import last_lines
+from testbed.host.processes import last_lines
 
 AVAILABLE = sys.platform == "linux"
 NAME = "fork.server"
@@ -68,7 +68,7 @@ class ForkServer:
         own = f"{theirs.fileno()}", name, *modules
         with theirs:
             self._process = subprocess.Popen(
-                [*die_with_parent.prefix(), *run_module.command(__name__, *own)],
+                [*programs.tied_prefix(), *programs.command(__name__, *own)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
@@ -248,7 +248,7 @@ def _ended_forks(living: set[int]) -> Iterator[tuple[int, int]]:
 def _become(order: Mapping[str, Any], log: int, parent: int, variable: str) -> None:
     """Set a fork up like a new process: session, CPUs, log, name, random numbers, arguments."""
     os.setsid()
-    die_with_parent.ask(parent)
+    programs.die_with_parent(parent)
     os.sched_setaffinity(0, cpu_numbers(order["cpus"]) or os.sched_getaffinity(0))
     for number in (1, 2):
         os.dup2(log, number)

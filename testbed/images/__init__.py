@@ -1,219 +1,208 @@
-"""Container images, built if they are missing, listed, and removed if nothing uses them.
-
-`tags` computes which images this version needs, and remembers which are still in use; `building` builds
-them."""
+"""Container images: which images this version needs, with tags computed from their inputs, the packages
+of their Debian base, and which images are in use."""
 
 from __future__ import annotations
 
-import re
+import hashlib
+import json
+import os
+import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import docker
-from docker.errors import APIError
+import psutil
 
+from testbed import bundle
 from testbed.errors import HostError
-from testbed.host import docker_engine
-from testbed.images.building import (
-    Builder,
-    BuildTime,
-    Progress,
-    build_lock,
-    engine_build,
-    image_exists,
-    missing_kinds,
-    remove_untagged,
-    scratch_folder,
+from testbed.host import cache
+from testbed.host.processes import run
+
+SUITE = "bookworm"
+DEBIAN_IMAGE = f"debian:{SUITE}-slim"
+"""Debian's official image, which is used if a registry answers."""
+
+DEBIAN_OPTIONS = (
+    # No apt: nothing is installed into the image later.
+    "--variant=essential",
+    "--quiet",
+    "--dpkgopt=force-unsafe-io",
+    '--aptopt=Acquire::Languages "none"',
+    # Not by dpkg's path-exclude, for which mmdebstrap starts a filter in Python for each package.
+    '--customize-hook=cd "$1/usr/share" && rm -rf doc/* info/* locale/* man/*',
 )
-from testbed.images.tags import (
-    AGENTS,
-    CUDA,
-    FOLDER,
-    LABEL,
-    ImageAdditions,
-    Images,
-    Tags,
-    added_tags,
-    agent_kind,
-    current_tags,
-    register_images,
-    registered_images,
-)
-
-__all__ = [
-    "AGENTS",
-    "FOLDER",
-    "LABEL",
-    "ImageAdditions",
-    "Images",
-    "Progress",
-    "Tags",
-    "are_built",
-    "build_lock",
-    "current_tags",
-    "engine_build",
-    "ensure",
-    "image_exists",
-    "register_images",
-    "registered_images",
-    "remove_untagged",
-]
-
-# Container images, built if they are missing.
-#
-# `tags` computes which images this version needs, `building` builds them, and `in_use` remembers which
-# images are still needed.
+_MEMORY = Path("/dev/shm")  # noqa: S108  (mmdebstrap makes a folder of its own there)
+_MEMORY_BYTES = 2 << 30
+"""Free memory with which the files are made in memory. They take less than 0.5 GB."""
 
 
-def ensure(
-    client: docker.DockerClient,
-    progress: Progress,
-    own: ImageAdditions | None = None,
-    *,
-    force: bool = False,
-    cuda: bool = False,
-    installed: threading.Event | None = None,
-) -> Images:
-    """Build missing images, and report each build to `progress`.
+def bootstrap_debian(
+    packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event
+) -> Path:
+    """Return a tar archive of Debian's essential packages and `packages`.
 
-    `own`: code and packages that the run adds. `cuda`: whether to build the images for devices with a
-    GPU, too. `force`: whether to build all images again, with the newest packages. `installed`: set when
-    the Python packages of this host are installed; None if they are.
-
-    Raises HostError, with the last lines of pip, mmdebstrap or the engine, if a build fails. Raises
-    BadInputError, with pip's last lines, if the run's own requirements cannot be installed.
+    `architecture`: name of the architecture in Debian and Docker. Root is not needed, because mmdebstrap
+    uses a user namespace, whose users must be able to reach the folder for its temporary files. Raises
+    HostError if the archive cannot be made.
     """
-    every = current_tags(FOLDER, AGENTS)
-    register_images(every)  # with the CUDA images: another run may use them
-    variants = ("", CUDA) if cuda else ("",)
-    tags = {kind: tag for kind, tag in every.items() if cuda or not kind.endswith(CUDA)}
-    if own is not None:
-        added = {
-            f"{kind}{variant}": tag
-            for variant in variants
-            for kind, tag in added_tags(own, tags[f"agent{variant}"]).items()
-        }
-        tags |= added
-        register_images(added, own.name)
-    if force or missing_kinds(client, tags):
-        try:
-            with build_lock(), scratch_folder() as scratch:
-                todo = set(tags) if force else missing_kinds(client, tags)
-                expected = BuildTime(todo)
-                builder = Builder(client, tags, scratch, progress, expected, own, force, installed)
-                builder.build(todo)
-        except docker_engine.ERRORS as error:
-            raise HostError(f"The Docker engine failed on an image: {error}") from error
-    gpu = tags[agent_kind(tags, CUDA)] if cuda else ""
-    return Images(tags[agent_kind(tags)], tags["broker"], tags["base"], gpu)
+    if shutil.which("mmdebstrap") is None:
+        raise HostError(
+            f"No registry with {DEBIAN_IMAGE} answers, and mmdebstrap, which makes the base image from "
+            "Debian's packages, is not installed: run 'sudo apt-get install mmdebstrap uidmap', or give "
+            "the Docker engine access to a registry."
+        )
+    archive = scratch / "base.tar"
+    command = ["mmdebstrap", *DEBIAN_OPTIONS, f"--architectures={architecture}"]
+    with archive.open("wb") as output:
+        include = f"--include={','.join(packages)}"
+        run([*command, include, SUITE, "-"], stop=stop, output=output, temporary=_folder_in_memory())
+    return archive
 
 
-def are_built(client: docker.DockerClient) -> bool:
-    """Whether the images of this version for devices without a GPU exist."""
-    tags = current_tags(FOLDER, AGENTS)
-    return not missing_kinds(
-        client, {kind: tag for kind, tag in tags.items() if not kind.endswith(CUDA)}
-    )
+def _folder_in_memory() -> Path | None:
+    """Programs can be started in it. None if there is none with enough space. On a disk, thousands of
+    small files and their removal take as long as all else."""
+    try:
+        found = os.statvfs(_MEMORY)
+    except OSError:
+        return None
+    free = min(found.f_bavail * found.f_frsize, psutil.virtual_memory().available)
+    return _MEMORY if free >= _MEMORY_BYTES and not found.f_flag & os.ST_NOEXEC else None
 
 
-# List of the testbed's images on the engine, with their users, and removal of unused images.
+# Tags of the container images, computed from their inputs. Computing a tag only reads files.
 #
-# Building never removes an image, because another checkout, version or user may need it.
+# base -> libraries -> agent, and base -> broker. A run with its own code adds agent -> requirements ->
+# code. If the code has no requirements, the run adds agent -> code. For devices with a GPU there is a
+# second chain with CUDA: base -> libraries-cuda -> agent-cuda -> ...
+#
+# A tag is a hash of everything in the image, including the tag of the image's parent. So an image that
+# exists is up to date, and a change rebuilds only the images that depend on it.
 
-_OURS = re.compile(r"testbed-.*|.+/(testbed-[a-z-]+:[0-9a-f]{12})", re.DOTALL)
-"""A registry's name may come first, as in the tags that a Swarm's nodes pull."""
+FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
+LABEL = "testbed.image"
+"""The value is the kind of image: `base`, `libraries`, ..."""
+OWN = ("requirements", "code")
+CUDA = "-cuda"
+"""Suffix of the kinds of images for devices with a GPU."""
+_PARENTS = {
+    "libraries": "base",
+    "agent": "libraries",
+    "broker": "base",
+    "requirements": "agent",
+    "code": "requirements",
+    "libraries-cuda": "base",
+    "agent-cuda": "libraries-cuda",
+    "requirements-cuda": "agent-cuda",
+    "code-cuda": "requirements-cuda",
+}
+"""Kind of image -> kind of its parent. Without requirements, the parent of `code` is `agent`."""
+Tags = Mapping[str, str]
+"""Kind of image -> its tag, parents first."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoredImage:
-    """One tag of one of the testbed's images."""
+class Images:
+    """Images that a run starts containers from."""
 
-    image: str
-    size: int
-    """Bytes, including layers shared with other images."""
-    alone: int
-    """Bytes of the layers that no other image shares."""
-    user: str
-    """`containers`, `this checkout`, or the path of the checkout, code or Dockerfile that the image was
-    built for. Empty if the image is unused."""
-    is_kept: bool
-    """Whether `prune_images` always keeps the image, because a container uses it, or because it belongs
-    to this checkout and version."""
-
-    @property
-    def row(self) -> dict[str, Any]:
-        sizes = {"size MB": round(self.size / 1e6), "of it alone MB": round(self.alone / 1e6)}
-        return {"image": self.image, **sizes, "used by": self.user or "nobody"}
+    agent: str
+    """Image of clients and aggregator, with the run's own code."""
+    broker: str
+    base: str
+    """Image that the images of agents and broker are built on."""
+    gpu: str = ""
+    """Image of clients with CUDA; empty if no device of the run has a GPU."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Device group -> tag of the group's own image (`testbed.images.device_images`), if it has one."""
 
 
-def list_images(client: docker.DockerClient) -> list[StoredImage]:
-    """Largest first. Raises HostError."""
-    here = set(current_tags(FOLDER, AGENTS).values())
-    with _as_host_error("list the images"):
-        found = client.df()["Images"] or []
-        in_containers = {str(one["ImageID"]) for one in client.api.containers(all=True)}
-    return image_entries(found, here, registered_images(), in_containers)
+@dataclass(frozen=True, slots=True)
+class ImageAdditions:
+    """Added to the agents' image by a run."""
+
+    name: str
+    """Name in the register of images in use. A newer entry replaces an older entry of the same name."""
+    digest: str
+    copy: Callable[[Path], None]
+    requirements: tuple[str, ...] = ()
+    """In pip's notation."""
 
 
-def image_entries(
-    found: Sequence[Mapping[str, Any]],
-    here: Collection[str],
-    registered: Mapping[str, str],
-    in_containers: Collection[str],
-) -> list[StoredImage]:
-    """Select the testbed's images from the engine's list with disk usage.
+def current_tags(folder: Path, sources: Path) -> dict[str, str]:
+    """`folder`: build inputs. `sources`: the package `agents`."""
+    tags = {"base": _tag("base", build_files(folder, "base"), repr(DEBIAN_OPTIONS))}
+    for kind in ("libraries", "agent", "broker", "libraries-cuda", "agent-cuda"):
+        modules = module_files(sources) if kind.removesuffix(CUDA) == "agent" else {}
+        tags[kind] = _tag(kind, build_files(folder, kind) | modules, tags[_PARENTS[kind]])
+    return tags
 
-    `here`: tags of this checkout. `registered`: tags in use -> path of their user. `in_containers`: ids
-    of images that any container was started from.
+
+def build_files(folder: Path, kind: str) -> dict[str, Path]:
+    """Return file name -> path.
+
+    An image with CUDA has the files of its kind without CUDA, too. If both kinds have a file of the same
+    name, the file of the kind with CUDA is used.
     """
-    ours = []
-    for one in found:
-        used = one["Id"] in in_containers
-        size, shared = int(one["Size"]), max(0, int(one["SharedSize"]))  # -1: unknown
-        for tag in one.get("RepoTags") or ():
-            if (match := _OURS.fullmatch(tag)) is not None:
-                plain = match[1] or tag
-                user = "containers" if used else registered.get(plain, "")
-                if plain in here and not used:
-                    user = "this checkout"
-                ours.append(StoredImage(tag, size, size - shared, user, used or plain in here))
-    return sorted(ours, key=lambda one: (-one.size, one.image))
+    own = folder / kind
+    return _inputs(folder / kind.removesuffix(CUDA)) | (_inputs(own) if own.is_dir() else {})
 
 
-def prune_images(client: docker.DockerClient, *, everything: bool) -> tuple[list[StoredImage], int]:
-    """Remove unused images, and unused layers that are more than an hour old.
+def added_tags(own: ImageAdditions, agent: str) -> dict[str, str]:
+    """Images on top of `agent`."""
+    tags, parent = {}, agent
+    if own.requirements:
+        parent = tags["requirements"] = _tag(
+            "requirements", _inputs(FOLDER / "requirements"), f"{parent}\n{own.requirements}"
+        )
+    tags["code"] = _tag("code", _inputs(FOLDER / "code"), f"{parent}\n{own.digest}")
+    return tags
 
-    `everything`: whether to remove images of other checkouts, code and Dockerfiles, too. Images that a
-    container uses are kept. Returns the removed images and the number of bytes freed. Raises HostError.
+
+def agent_kind(tags: Tags, variant: str = "") -> str:
+    """Image of clients and aggregator. `variant`: `CUDA` for clients with a GPU, otherwise empty."""
+    return f"code{variant}" if f"code{variant}" in tags else f"agent{variant}"
+
+
+def parent_of(kind: str, tags: Tags) -> str | None:
+    parent = _PARENTS.get(kind)
+    return parent if parent is None or parent in tags else _PARENTS[parent]
+
+
+def _tag(kind: str, files: Mapping[str, Path], parent: str) -> str:
+    digest = hashlib.sha256(parent.encode())
+    for name, path in sorted(files.items()):
+        content = path.read_bytes()
+        digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
+    return f"testbed-{kind}:{digest.hexdigest()[:12]}"
+
+
+def _inputs(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in folder.iterdir() if path.is_file()}
+
+
+def module_files(package: Path) -> dict[str, Path]:
+    """Return path in the image -> path on this host. Byte code and other files are left out."""
+    return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}
+
+
+_REGISTER = "images-in-use"
+"""Folder in the cache. It has one file per checkout, code or Dockerfile, which lists images in use."""
+
+
+def register_images(tags: Tags, own: str = "") -> None:
+    """`own`: path of code or Dockerfile; empty for this checkout."""
+    name = hashlib.sha256(f"{FOLDER}{own}".encode()).hexdigest()[:12]
+    entry = {"folder": own or str(FOLDER), "tags": [*tags.values()]}
+    cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
+
+
+def registered_images() -> dict[str, str]:
+    """Return tag -> path of the checkout, code or Dockerfile that uses it.
+
+    Entries whose path no longer exists are left out.
     """
-    with _as_host_error("remove images"), build_lock():
-        before = int(client.df()["LayersSize"])
-        gone = remove_images(client, removable_images(list_images(client), everything=everything))
-        remove_untagged(client, LABEL, until="1h")  # others may be building
-        return gone, max(0, before - int(client.df()["LayersSize"]))
-
-
-def remove_images(client: docker.DockerClient, chosen: Sequence[StoredImage]) -> list[StoredImage]:
-    """Return the removed images. Images that a container has begun to use are kept. Raises one of
-    `docker_engine.ERRORS`."""
-    gone = []
-    for one in chosen:
-        with suppress(APIError):  # a container uses it by now
-            client.images.remove(one.image)
-            gone.append(one)
-    return gone
-
-
-def removable_images(found: Sequence[StoredImage], *, everything: bool) -> list[StoredImage]:
-    return [one for one in found if not one.is_kept and (everything or not one.user)]
-
-
-@contextmanager
-def _as_host_error(what: str) -> Iterator[None]:
-    try:
-        yield
-    except docker_engine.ERRORS as error:
-        raise HostError(f"The Docker engine could not {what}: {error}") from error
+    registers = [json.loads(path.read_bytes()) for path in (cache.folder() / _REGISTER).glob("*.json")]
+    return {
+        tag: one["folder"] for one in registers if Path(one["folder"]).exists() for tag in one["tags"]
+    }

@@ -24,7 +24,8 @@ from docker.utils import build as docker_build
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache, docker_engine
-from testbed.images import ImageAdditions, Images, Progress, image_check
+from testbed.images import ImageAdditions, Images, building, image_check
+from testbed.images.building import Progress
 from testbed.topology import Topology
 from testbed.topology.devices import DeviceGroup
 
@@ -146,15 +147,15 @@ def _build(client: docker.DockerClient, context: BuildContext, base: str, progre
     lines, if the build fails."""
     tag, folder = context.tag(base), str(context.dockerfile.parent)
     images.register_images({KIND: tag}, str(context.dockerfile))
-    if images.image_exists(client, tag):
+    if building.image_exists(client, tag):
         return tag
     progress(f"Building {tag} by {context.dockerfile}")
     # The archive goes to the disk: it may be larger than the free memory.
-    with images.build_lock(), tempfile.TemporaryFile(dir=cache.folder()) as file:
+    with building.build_lock(), tempfile.TemporaryFile(dir=cache.folder()) as file:
         docker_build.create_archive(folder, [*context.files], fileobj=file)
         file.seek(0)
         try:
-            images.engine_build(
+            building.engine_build(
                 client,
                 tag,
                 file,

@@ -19,11 +19,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from testbed import installing
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
-from testbed.host.subprocesses import StoppedError, run
-from testbed.images.tags import FOLDER
-from testbed.installing import installer
+from testbed.host.processes import StoppedError, run
+from testbed.images import FOLDER
 
 # Packages that are compiled for one version and one build of PyTorch, such as torchvision.
 #
@@ -75,8 +75,8 @@ def companions_command(*requirements: str, again: bool = False) -> str:
     words = [sys.executable, "-m", "pip", "install"]
     if again:
         words += ["--force-reinstall", "--no-deps"]
-    if any(name in pins for name in names.values()) and _is_cpu_build(_version_of_torch()):
-        words += ["--extra-index-url", installer.CPU_INDEX]
+    if any(name in pins for name in names.values()) and _is_cpu_build(_installed_torch()):
+        words += ["--extra-index-url", installing.CPU_INDEX]
     words += [f"'{name}=={pins[name]}'" if name in pins else f"'{text}'" for text, name in names.items()]
     return " ".join(words)
 
@@ -106,7 +106,7 @@ def unfit_installed() -> dict[str, str]:
         files = (Path(str(file.locate())) for file in installed.files or () if file.suffix == _COMPILED)
         is_other_version = installed.version.partition("+")[0] != version
         if is_other_version or (
-            _is_cpu_build(_version_of_torch())
+            _is_cpu_build(_installed_torch())
             and any(_is_linked_to_cuda(file.read_bytes()) for file in files)
         ):
             found[name] = installed.version
@@ -119,12 +119,8 @@ def cpu_wheels(wheels: Sequence[Path]) -> list[str]:
     return [f"{name} {version}" for name, version in named if _is_cpu_build(version)]
 
 
-def _version_of_torch() -> str:
-    return importlib.metadata.version("torch")
-
-
-def _is_cpu_build(version: str) -> bool:
-    return version.endswith("+cpu")
+def _is_cpu_build(version: str | None) -> bool:
+    return version is not None and version.endswith("+cpu")
 
 
 def _is_linked_to_cuda(library: bytes) -> bool:
@@ -172,7 +168,7 @@ def fetch_wheels(
         run(command, temporary=scratch, stop=stop)
         require_cuda([wheel.name for wheel in partial.glob("*.whl")])
     else:
-        index = installer.cpu_source()
+        index = installing.cpu_source()
         if not any(line.endswith("+cpu") for line in wanted):
             refuse_cuda(_resolve([*index.options, *options, *wanted], scratch, stop), index.reason)
         try:
@@ -208,7 +204,7 @@ def fetch_more_wheels(
     constraints.write_text("\n".join(versions), encoding="utf-8")
     partial = Path(tempfile.mkdtemp(dir=scratch))
     where = [f"--dest={partial}", f"--find-links={ours}", f"--constraint={constraints}"]
-    index = installer.cpu_source() if torch.endswith("+cpu") else None
+    index = installing.cpu_source() if torch.endswith("+cpu") else None
     try:
         command = [*_PIP, "download", *where, *options, *(index.options if index else ())]
         run([*command, "--", *requirements], temporary=scratch, stop=stop)
@@ -224,7 +220,9 @@ def fetch_more_wheels(
     return folder
 
 
-def _refuse_other_builds(added: Sequence[Path], torch: str, index: installer.TorchSource | None) -> None:
+def _refuse_other_builds(
+    added: Sequence[Path], torch: str, index: installing.TorchSource | None
+) -> None:
     """Raises BadInputError if a wheel is for another build of PyTorch than `torch` (such as
     `torch==2.13.0+cpu`). `index`: source of the wheels; None if `torch` is no CPU build."""
     if index is None:
@@ -238,7 +236,7 @@ def _refuse_other_builds(added: Sequence[Path], torch: str, index: installer.Tor
         raise BadInputError(
             f"requirements: pip finds {', '.join(cuda)}, a build for CUDA, but the agents' image has "
             f"{torch}. Source of the wheels: {index.reason}. Let pip find the CPU build: export "
-            f"PIP_EXTRA_INDEX_URL={installer.CPU_INDEX}, then run it again"
+            f"PIP_EXTRA_INDEX_URL={installing.CPU_INDEX}, then run it again"
         )
 
 
@@ -299,7 +297,7 @@ def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
     `torch`: the version on this host. If `torch` is None or not a CPU build, nothing is replaced,
     because pip may not find a CPU build. Without the replacement, pip might choose a build with CUDA.
     """
-    if torch is None or not torch.endswith("+cpu"):
+    if torch is None or not _is_cpu_build(torch):
         return list(requirements)
     pin = f"torch=={torch.removesuffix('+cpu')}"
     return [f"torch=={torch}" if line == pin else line for line in requirements]
@@ -335,7 +333,7 @@ def refuse_cuda(packages: Sequence[str], reason: str) -> None:
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
             f"that devices without a GPU cannot use. PyTorch: {reason}. Let pip find a CPU build, for "
-            f"example with PIP_EXTRA_INDEX_URL={installer.CPU_INDEX}, then run "
+            f"example with PIP_EXTRA_INDEX_URL={installing.CPU_INDEX}, then run "
             "'testbed images build' again."
         )
 

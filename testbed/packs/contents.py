@@ -17,12 +17,12 @@ from typing import Any, Literal
 from agents.disk import files
 from agents.events import COMPLETE
 from agents.texts import quantity
+from testbed import packs
 from testbed.errors import BadInputError, reading_run
-from testbed.packs import layout
-from testbed.packs.layout import DATA, SWEEP, TOPOLOGY
+from testbed.packs import DATA, SWEEP, TOPOLOGY
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps.files import KEPT_BESIDE, KEPT_FOLDER, check_not_running
+from testbed.sweeps import KEPT_BESIDE, KEPT_FOLDER, check_not_running
 from testbed.topology import profiles, units, yamlfile
 from testbed.topology.schema import FLEET
 from testbed.traits import is_simulated
@@ -254,7 +254,7 @@ def _free_name(name: str, taken: Any) -> str:
 def check_names(contents: Contents) -> None:
     """Raises BadInputError if unpacking would refuse a name."""
     try:
-        layout.check_names([layout.INDEX, layout.CRATE, *contents.files])
+        packs.check_names([packs.INDEX, packs.CRATE, *contents.files])
     except ValueError as error:
         raise BadInputError(f"{contents.name} cannot be packed: {error}; rename one") from error
 

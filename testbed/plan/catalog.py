@@ -20,7 +20,7 @@ from testbed.plan import model_check
 from testbed.plan.features import PARTS
 from testbed.plan.host import Measurements
 from testbed.plan.part import FileToRead
-from testbed.speed.calibration import KINDS, Calibration, Work, cpu_share, work_seconds
+from testbed.speed import KINDS, Calibration, Work, cpu_share, work_seconds
 from testbed.topology import Topology, link_traces, profiles
 from testbed.topology.devices import LinkSettings, LinkTrace
 from testbed.topology.link_traces import LinkSeries

@@ -19,10 +19,10 @@ from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
 from agents.rules.client_half import ClientSide, elements, sizes
 from agents.tasks.interface import Task
 from agents.wire import payloads
+from testbed import speed
 from testbed.host import cache
 from testbed.plan import model_check
 from testbed.plan.planned_devices import PlannedDevice
-from testbed.speed import calibration
 from testbed.topology import Virtual
 
 # Maximum memory of the processes of a run, in bytes, computed from the size of the model.
@@ -293,7 +293,7 @@ def cached_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = (
 def _step_time(task: Task, local: LocalTraining, frozen: Sequence[str]) -> Path | None:
     if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
-    facts = repr((fingerprint, step_work_key(local), calibration.calibrated_host()))
+    facts = repr((fingerprint, step_work_key(local), speed.calibrated_host()))
     return cache.folder() / "steps" / hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 

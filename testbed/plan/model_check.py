@@ -23,14 +23,14 @@ from agents.pipeline.differential import rounding_growth
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, unfit_classes, unfit_inputs
 from agents.texts import name_list, quantity
+from testbed import user_code
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError
 from testbed.host import cache
-from testbed.speed.calibration import KINDS, Work
+from testbed.speed import KINDS, Work
 from testbed.topology import Topology
-from testbed.user_code import stand_ins
-from testbed.user_code.stand_ins import StandIn, TaskStandIn
+from testbed.user_code import StandIn, TaskStandIn
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
             return learned, others, buffers
     try:
         if isinstance(task, StandIn):
-            count, others, buffers, names = stand_ins.ask(task, "extent", frozen=frozen)
+            count, others, buffers, names = user_code.ask(task, "extent", frozen=frozen)
         else:
             from agents.models import flat  # imports torch, which takes a second
 
@@ -217,7 +217,7 @@ def _ask_step(
         shards.save(samples, file)
         facts = {"samples": str(file), "seed": topology.seed, "trains": trains}
         number, lr = topology.device_names.index(client), topology.task.local.build().lr
-        stand_ins.ask(task, "step", **facts, client=client, index=number, lr=lr)
+        user_code.ask(task, "step", **facts, client=client, index=number, lr=lr)
 
 
 def check_data(topology: Topology, prepared: Prepared) -> None:

@@ -25,12 +25,12 @@ from agents.models.flat import write_start as write_start_of
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.wire import payloads
+from testbed import user_code
 from testbed.errors import BadInputError
 from testbed.plan.agent_configs import initial_model
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, load
-from testbed.user_code import stand_ins
-from testbed.user_code.stand_ins import StandIn
+from testbed.user_code import StandIn
 
 State = Mapping[str, torch.Tensor]
 
@@ -63,7 +63,7 @@ def _write_start(topology: Topology, to: str | None) -> None:
             _save_initial(topology, Path(settings.initial), initial)
         if isinstance(task, StandIn):
             facts = {"seed": topology.seed, "frozen": settings.frozen, "initial": initial, "to": to}
-            wrong = stand_ins.ask(task, "start", **facts)
+            wrong = user_code.ask(task, "start", **facts)
         else:
             wrong = write_start_of(task, topology.seed, settings.frozen, initial, to)
     if wrong:

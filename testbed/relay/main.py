@@ -27,8 +27,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMes
 from agents.timing.clock import make_realtime
 from agents.wire import messages
 from testbed.relay.segments import SegmentLane, SharedSegments, UnshapedLane
-from testbed.relay.sockets import Lane, LinkLane, Relay, Shape
-from testbed.relay.traffic import COUNTED, Traffic
+from testbed.relay.sockets import COUNTED, Lane, LinkLane, Relay, Shape, Traffic
 
 _RECORD_SECONDS = 0.5
 """Seconds between two records of the queues' use, which the controller reads once per second."""
@@ -53,7 +52,7 @@ class RelayConfig:
     attached: Mapping[str, str]
     """Devices without a segment are left out."""
     traffic: str
-    """Path of the file with the counters (testbed.relay.traffic) of the devices in `listeners`."""
+    """Path of the file with the counters (testbed.relay.sockets) of the devices in `listeners`."""
     probe: str
     """Path of the file for the segments' measured rates (NetworkProbe)."""
     seed: int

@@ -30,8 +30,7 @@ from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned_devices import segment_in_host_time
 from testbed.relay.main import RelayConfig
-from testbed.relay.sockets import SEGMENT, on_wire
-from testbed.relay.traffic import Traffic
+from testbed.relay.sockets import SEGMENT, Traffic, on_wire
 
 # Measurement of a relay's link before any client uses the link.
 #

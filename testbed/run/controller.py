@@ -58,7 +58,7 @@ from testbed.fidelity.validity import (
 from testbed.host import cpus
 from testbed.host.cpus import CpuReading, cpu_numbers
 from testbed.host.gpus import MPS
-from testbed.host.signals import uninterrupted
+from testbed.host.processes import uninterrupted
 from testbed.plan.agent_configs import CODE, RunSpec
 from testbed.plan.planned_devices import action_steps
 from testbed.run.energy_part import EnergyPart

@@ -21,14 +21,14 @@ from testbed import console
 from testbed.data import datasets, preparation
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, reading_run
-from testbed.host.nodes import Node
+from testbed.host.nodes import Node, local_swarm_nodes
 from testbed.plan import Plan, assignment, catalog, model_check, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import emulator
-from testbed.speed.calibration import Calibration, calibrate
+from testbed.speed import Calibration, calibrate
 from testbed.topology import Topology, load, profiles, yamlfile
 from testbed.topology.partition import ResampledIndices
 from testbed.topology.profiles import Profiles
@@ -123,10 +123,8 @@ def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
     """Machines of a file that `options` names, or of the Swarm; empty for a runtime that uses this host
     only. Raises BadInputError."""
     if traits(runtime).many_hosts:
-        from testbed.host import swarm_nodes  # imports the Docker SDK
-
         return tuple(
-            swarm_nodes.local_nodes() if options.nodes is None else profiles.read_machines(options.nodes)
+            local_swarm_nodes() if options.nodes is None else profiles.read_machines(options.nodes)
         )
     if options.nodes is not None:
         other = runtime_names(lambda t: t.many_hosts)

@@ -23,7 +23,7 @@ from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.part import Evidence
 from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.host.cpus import keep_awake
-from testbed.host.signals import uninterrupted
+from testbed.host.processes import uninterrupted
 from testbed.plan import Plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import preparing

@@ -48,7 +48,7 @@ WORK = {
     "matrix": 3 * 2 * SIZE**3 / 1e9,
     "memory": 0.12845,
 }
-"""In one `piece` of each kind (`testbed.speed.calibration`), forward and backward: GB for `memory`,
+"""In one `piece` of each kind (`testbed.speed`), forward and backward: GB for `memory`,
 Gflop for the other kinds."""
 STEP = {"convolution": 5.6938, "depthwise": 0.056623, "matrix": 0.025657, "memory": 0.15871}
 """In one training step (the function `step`), in the same units as `WORK`."""

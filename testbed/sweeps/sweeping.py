@@ -1,7 +1,7 @@
 """Run the cells of a sweep that are not done yet.
 
 `index.json` in the sweep's folder has one entry per cell, by the cell's fingerprint: the run, and how it
-ended. The folder also keeps the sweep's file and topology (`files`). If a cell has several finished
+ended. The folder also keeps the sweep's file and topology (`keep_sweep`). If a cell has several finished
 runs, one of them counts, and the others are moved to the folder `earlier`.
 
 Runs in virtual time are executed in parallel, in one process each. Other runs are executed one after the
@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -31,16 +31,15 @@ from agents.texts import quantity
 from testbed import console
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
-from testbed.host.signals import uninterrupted
+from testbed.host.processes import uninterrupted
 from testbed.plan import Plan
 from testbed.plan.costs import step_time, step_work_key, with_step_time
 from testbed.plan.host import Measurements
 from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import Sweep, SweepCell, clusters
+from testbed.sweeps import LOCK, Sweep, SweepCell, clusters, keep_sweep
 from testbed.sweeps.clusters.remote import ClusterPool
-from testbed.sweeps.files import LOCK, keep_sweep
 from testbed.sweeps.worker import CellOutcome, CellPool, WorkerPool, execute
 from testbed.topology import Virtual
 
@@ -286,7 +285,7 @@ class _Runner:
         alone = list(first.values())
         others = [cell for cell in cells if cell.fingerprint not in first]
         count = min(jobs or len(os.sched_getaffinity(0)), len(cells))
-        with nullcontext(cluster) if cluster else WorkerPool(count) as workers:
+        with nullcontext(cluster) if cluster else closing(WorkerPool(count)) as workers:
             for part in (*([cell] for cell in alone), others):
                 if cluster or count > 1:
                     self._side_by_side(workers, part)

@@ -7,34 +7,128 @@ when the pipe is closed.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NamedTuple, Protocol, Self
 
+import msgspec
+
 from agents import events
+from agents.disk import files
+from agents.disk.files import Checksum
+from testbed.data import data_files, datasets
 from testbed.errors import TestbedError
 from testbed.fidelity.validity import Judgement, Validity
-from testbed.host import die_with_parent, run_module, signals, subprocesses
-from testbed.host.signals import uninterrupted
+from testbed.host import processes, programs
+from testbed.host.processes import uninterrupted
 from testbed.plan import Plan
 from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import files
-from testbed.sweeps.files import NeededFile
 from testbed.topology import Topology
 from testbed.view import View
+
+# Files that a cell reads and that are not sent to a worker of a cluster: the data, and the files that
+# the topology names. Each worker has them on its own disk, or on a shared file system.
+#
+# The worker compares their checksums with the checksums of the files of the machine that runs the sweep.
+
+_CHUNK = 2**20
+
+
+class NeededFile(msgspec.Struct, frozen=True):
+    path: str
+    """Absolute path; for a file in the data root, relative to it."""
+    in_data_root: bool
+    checksum: int
+
+
+def find_needed(topology: Topology, data_root: Path | None) -> tuple[NeededFile, ...]:
+    """`data_root`: folder of the datasets. Data that is downloaded from the hub is left out. Raises
+    BadInputError, OSError."""
+    found = [_needed(Path(path), None) for path in _named_files(topology)]
+    chosen = datasets.source(topology)
+    if isinstance(chosen, datasets.Columns):
+        with datasets.located_errors(topology):
+            splits = data_files.local_splits(chosen.data, data_root)
+        root = None if chosen.data.path is not None else data_root
+        found += [_needed(path, root) for path in (splits.files if splits else ())]
+    return tuple(found)
+
+
+def problem_of_needed(needed: Iterable[NeededFile], data_root: Path | None) -> str | None:
+    """`data_root`: as in `find_needed`, on this machine."""
+    for one in needed:
+        if one.in_data_root and data_root is None:
+            return (
+                "has no data: copy the data to the same folder there, or start the worker with "
+                "TESTBED_DATA=FOLDER"
+            )
+        path = (data_root or Path()) / one.path if one.in_data_root else Path(one.path)
+        try:
+            same = _checksum(path.resolve()) == one.checksum
+        except OSError as error:
+            return f"cannot read {path} ({error.strerror}): copy the file to that folder there"
+        if not same:
+            return f"has another content in {path} than this machine: copy the file there"
+    return None
+
+
+def local_data_root(data_root: Path | None) -> Path | None:
+    """The folder `data_root` if this machine has it, otherwise the folder in the environment variable
+    TESTBED_DATA, if it exists."""
+    if data_root is not None and data_root.is_dir():
+        return data_root
+    own = os.environ.get("TESTBED_DATA")
+    return Path(own) if own and Path(own).is_dir() else None
+
+
+def _named_files(topology: Topology) -> Iterator[str]:
+    """The user's code is left out, because it is sent to the worker, and so are data files, because the
+    data's format says which are read."""
+    keys = topology.model_dump(mode="json", exclude={"code": True, "task": {"data"}})
+    # Reading a topology makes all paths in it absolute.
+    yield from sorted({text for text in _strings(keys) if text[:1] == "/" and os.path.isfile(text)})  # noqa: PTH113
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for one in value:
+            yield from _strings(one)
+
+
+def _needed(path: Path, root: Path | None) -> NeededFile:
+    name = str(path.absolute() if root is None else path.relative_to(root))
+    return NeededFile(name, root is not None, _checksum(path.resolve()))
+
+
+def _checksum(path: Path) -> int:
+    stat = path.stat()
+    return _content_checksum(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _content_checksum(path: Path, _size: int, _modified: int) -> int:
+    found = Checksum()
+    with files.open_regular(path) as file:
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return found.intdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +223,8 @@ class CellPool(Protocol):
 
 
 class WorkerPool:
-    """The workers end when the context ends, and when this process ends. A worker also ends when the
-    thread that started it ends (`host.die_with_parent`).
+    """The workers end when the pool is closed, and when this process ends. A worker also ends when the
+    thread that started it ends (`host.programs`).
 
     `emulating`: whether the cells are emulated. Then a worker has more time to clean up when it is
     ended, and the libraries in it may use several cores.
@@ -144,15 +238,6 @@ class WorkerPool:
         self._idle: list[_WorkerProcess] = []
         self._closed = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with uninterrupted():
-            self.close()
-
     def submit(
         self, topology: Topology, directory: RunDirectory, options: Options
     ) -> Future[CellOutcome]:
@@ -163,15 +248,16 @@ class WorkerPool:
 
     def close(self) -> None:
         """Runs are ended, too. Idempotent."""
-        self._closed = True
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            self._end(worker)
-        self._threads.shutdown(cancel_futures=True)
-        for worker in self._workers:
-            worker.pipe.close()
-            worker.log.close()
+        with uninterrupted():
+            self._closed = True
+            for worker in self._workers:
+                worker.process.terminate()
+            for worker in self._workers:
+                self._end(worker)
+            self._threads.shutdown(cancel_futures=True)
+            for worker in self._workers:
+                worker.pipe.close()
+                worker.log.close()
 
     def run(self, order: CellOrder, is_cancelled: Callable[[], bool] = lambda: False) -> CellOutcome:
         """The worker process is ended as soon as `is_cancelled` returns true."""
@@ -184,13 +270,13 @@ class WorkerPool:
             outcome = CellOutcome(**worker.pipe.recv())
         except (EOFError, OSError):
             self._end(worker)
-            printed = "" if self._closed else subprocesses.last_lines(worker.log)
+            printed = "" if self._closed else processes.last_lines(worker.log)
             return CellOutcome.failure(f"its process died ({worker.process.returncode})\n{printed}")
         self._idle.append(worker)
         return outcome
 
     def _end(self, worker: _WorkerProcess) -> None:
-        subprocesses.end(worker.process, _CLEANUP_SECONDS if self._emulating else None)
+        processes.end(worker.process, _CLEANUP_SECONDS if self._emulating else None)
 
     def _start(self) -> _WorkerProcess:
         pipe, theirs = Pipe()
@@ -198,7 +284,7 @@ class WorkerPool:
         one_core = {} if self._emulating else {"OMP_NUM_THREADS": "1"}  # there is one worker per core
         with theirs:
             process = subprocess.Popen(
-                [*die_with_parent.prefix(), *run_module.command(__name__, str(theirs.fileno()))],
+                [*programs.tied_prefix(), *programs.command(__name__, str(theirs.fileno()))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -226,19 +312,19 @@ class _WorkerProcess(NamedTuple):
 
 def main() -> None:
     pipe = Connection(int(sys.argv[1]))
-    signals.interrupt_once()
+    processes.interrupt_once()
     try:
         with suppress(EOFError):
             while True:
                 order: CellOrder = pipe.recv()
                 pipe.send(asdict(_outcome(order)))
     except KeyboardInterrupt:
-        signals.ignore()
+        processes.ignore_signals()
         sys.exit(130)
 
 
 def _outcome(order: CellOrder) -> CellOutcome:
-    if lack := files.problem_of_needed(order.needed, order.options.data_root):
+    if lack := problem_of_needed(order.needed, order.options.data_root):
         return CellOutcome(reason=REFUSED, error=lack)
     directory = RunDirectory(order.directory)
     try:

@@ -25,8 +25,7 @@ from testbed.topology.fields import FOLDER
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
 from testbed.topology.shared_definitions import share_definitions
 from testbed.topology.yamlfile import BOUNDARY_KEY, Boundary, Document, Problem
-from testbed.user_code.inspector import RaisedError, UserCode
-from testbed.user_code.stand_ins import Kind, StandIn, stand_in
+from testbed.user_code import Kind, RaisedError, StandIn, UserCode, stand_in
 
 __all__ = [
     "RESERVED",

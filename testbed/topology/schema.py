@@ -45,7 +45,7 @@ from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, ScenarioEntry
 from testbed.topology.yamlfile import Source
 from testbed.traits import RUNTIMES
-from testbed.user_code.inspector import UserCode
+from testbed.user_code import UserCode
 
 
 def _with_length(local: LocalSettings) -> LocalSettings:

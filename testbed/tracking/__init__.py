@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agents import extras
 from testbed.errors import BadInputError, RunFailedError
-from testbed.host import die_with_parent, run_module
+from testbed.host import programs
 
 if TYPE_CHECKING:
     from testbed.rundir.directory import RunDirectory
@@ -105,7 +105,7 @@ def tracking_run(
         for name in names:
             output = stack.enter_context(_log(directory, name).open("wb"))
             processes[name] = subprocess.Popen(
-                [*die_with_parent.prefix(cpus), *_command(name, directory)],
+                [*programs.tied_prefix(cpus), *_command(name, directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -125,7 +125,7 @@ def _finish_tracker(
     name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float
 ) -> str:
     """Wait at most `seconds`, then end the process. Return a text on its result."""
-    from testbed.host import subprocesses
+    from testbed.host import processes
     from testbed.rundir.directory import last_log_lines
 
     again = f"`testbed export {directory.run} --to {name}` sends the run again"
@@ -134,7 +134,7 @@ def _finish_tracker(
     except subprocess.TimeoutExpired:
         return f"not finished within {_PATIENCE_SECONDS:.0f} s of the end of the run; {again}"
     finally:
-        subprocesses.end(process)
+        processes.end(process)
     log = _log(directory, name)
     last = (last_log_lines(log, 1) or [f"see {log}"])[-1]
     return last if code == 0 else f"{last}; {again}. See {log}"
@@ -154,7 +154,7 @@ def send_run(name: str, directory: RunDirectory, *, model: bool) -> str:
 
 
 def _command(name: str, directory: RunDirectory) -> list[str]:
-    return run_module.command("testbed.tracking", name, str(directory.path))
+    return programs.command("testbed.tracking", name, str(directory.path))
 
 
 def _log(directory: RunDirectory, name: str) -> Path:

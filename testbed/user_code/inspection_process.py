@@ -1,4 +1,4 @@
-"""The process that imports a user's code, started by `testbed.user_code.inspector`.
+"""The process that imports a user's code, started by `testbed.user_code`.
 
     python -m testbed.user_code.inspection_process FOLDER
 
@@ -22,7 +22,7 @@ import tempfile
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -86,6 +86,20 @@ class _RefusedError(Exception):
     reason."""
 
 
+@contextmanager
+def _refusing(
+    kind: type[Exception] = ValueError, about: str = "", *, ours: bool = False
+) -> Iterator[None]:
+    """Errors of this kind are refusals. `about`: beginning of the reason. `ours`: whether those that the
+    user's code raises are none."""
+    try:
+        yield
+    except kind as error:
+        if ours and user_code.is_from_user_code(error):
+            raise
+        raise _RefusedError(f"{about}{error}") from error
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     user_code.use_folder(str(folder / "code"))
@@ -109,12 +123,8 @@ def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _find_class(kind: str, name: str) -> Any:
     is_task = kind == "task"
     ours, base, method = _KINDS[kind]
-    try:
+    with _refusing(LookupError, ours=True):
         cls: Any = user_code.find_class(name, ours, base)
-    except LookupError as error:
-        if user_code.is_from_user_code(error):
-            raise
-        raise _RefusedError(str(error)) from error
     if getattr(cls, method) is getattr(base, method):
         raise _RefusedError(f"{name} has no method {method}, which every {kind} needs")
     if is_task and cls.fits != (cls.fit is not Task.fit):
@@ -131,10 +141,8 @@ def _find_class(kind: str, name: str) -> Any:
 
 
 def _make(cls: Any, params: Mapping[str, Any]) -> Any:
-    try:
+    with _refusing():
         return cls(**params)
-    except ValueError as error:  # the class refuses its parameters
-        raise _RefusedError(str(error)) from error
 
 
 def _class(cls: Any, _: Path) -> dict[str, Any]:
@@ -171,7 +179,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _describe_type(hint: Any) -> Any:
-    """JSON for `testbed.user_code.stand_ins`. Raises TypeError if a YAML file cannot express the
+    """JSON for `testbed.user_code`. Raises TypeError if a YAML file cannot express the
     type."""
     arguments = get_args(hint)
     match get_origin(hint):
@@ -193,46 +201,32 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
     """Answer with what depends on the object's parameters."""
     made = _make(cls, params)
     if ClientSelection in cls.__mro__:
-        return {"needs_loss": bool(made.needs_loss), "needs_battery": bool(made.needs_battery)}
+        return {name: bool(getattr(made, name)) for name in ("needs_loss", "needs_battery")}
     if Rule not in cls.__mro__:
         return {}
-    try:
+    facts = {name: bool(getattr(made, name)) for name in ("draws", "takes_fednova", "keeps_bases")}
+    with _refusing(about="its client_side is invalid: "):
         side = dataclasses.asdict(made.client_side)
-    except ValueError as error:
-        raise _RefusedError(f"its client_side is invalid: {error}") from error
     sums: dict[str, Any]
     try:
         sums = dataclasses.asdict(made.sums())
     except ValueError as error:
         sums = {"reason": str(error)}
-    return {
-        "client_side": side,
-        "assumes_uniform": str(made.assumes_uniform),
-        "draws": bool(made.draws),
-        "takes_fednova": bool(made.takes_fednova),
-        "keeps_bases": bool(made.keeps_bases),
-        "sums": sums,
-    }
+    return {**facts, "assumes_uniform": str(made.assumes_uniform), "_client_side": side, "_sums": sums}
 
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
     made = _make(cls, params)
     if Task in cls.__mro__ and not isinstance(made.l2, int | float):
         raise _RefusedError(f"its l2 is {made.l2!r:.80}, expected a number")
-    try:
+    with _refusing():
         made.check(clients)
-    except ValueError as error:
-        raise _RefusedError(str(error)) from error
     if Rule in cls.__mro__:
-        try:
+        with _refusing(DeclarationError, "its client_side does not declare what it does: "):
             _try_rule(made, clients, folder / "state.bin")
-        except DeclarationError as error:
-            raise _RefusedError(f"its client_side does not declare what it does: {error}") from error
     if ClientSelection in cls.__mro__:
-        try:
+        with _refusing(DeclarationError):
             _try_selection(made, cls.__name__, clients, folder / "state.bin")
-        except DeclarationError as error:
-            raise _RefusedError(str(error)) from error
 
 
 def _try_selection(selection: ClientSelection, name: str, clients: int, file: Path) -> None:
@@ -253,13 +247,17 @@ def _try_selection(selection: ClientSelection, name: str, clients: int, file: Pa
             loss = math.nan if number == 1 else 1.0 / (1 + number)
             draws.note_update(client, loss=loss, took=SECOND, staleness=number)
             draws.note_battery(client, 0.5, float(number))
+    _try_saving(draws, file, "memory", "strings, lists, dicts and NumPy arrays")
+
+
+def _try_saving(state: object, file: Path, what: str, possible: str) -> None:
     try:
-        storage.save_snapshot(draws, file)
+        storage.save_snapshot(state, file)
         storage.load_snapshot(file)
     except Exception as error:
         raise _RefusedError(
-            f"its memory cannot be saved for a restart after a crash ({error}): use only numbers, "
-            "strings, lists, dicts and NumPy arrays"
+            f"its {what} cannot be saved for a restart after a crash ({error}): use only numbers, "
+            f"{possible}"
         ) from error
 
 
@@ -293,14 +291,8 @@ def _try_rule(rule: Rule, clients: int, file: Path) -> None:
         _actions("join", state.join(client), side)
     if not isinstance(server.w, np.ndarray) or (server.w.shape, server.w.dtype) != (w.shape, w.dtype):
         raise _RefusedError("its update replaces server.w by another type of array: change it in place")
-    try:
-        storage.save_snapshot((state, server), file)
-        storage.load_snapshot(file)
-    except Exception as error:
-        raise _RefusedError(
-            f"its state cannot be saved for a restart after a crash ({error}): use only numbers, "
-            "strings, lists, dicts, sets, NumPy arrays and objects of the code's own classes"
-        ) from error
+    possible = "strings, lists, dicts, sets, NumPy arrays and objects of the code's own classes"
+    _try_saving((state, server), file, "state", possible)
 
 
 def _try_client(rule: Rule, send: Send, dispatch: int) -> Vectors:
@@ -349,12 +341,8 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
     from agents.models import flat
 
     task = _make(cls, params)
-    try:
+    with _refusing(ours=True):
         return flat.extent(task, frozen)
-    except ValueError as error:
-        if user_code.is_from_user_code(error):
-            raise
-        raise _RefusedError(str(error)) from error
 
 
 def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -> list[str]:
@@ -463,14 +451,11 @@ def _step(
     module = task.model().train(trains)
     outputs = _outputs(task, module, shard)
     _try_loss(task, outputs, shard)
-    weights = task.weights(shard.tensors()[1])
-    if weights is not None and _shape(weights) != (len(shard),):
-        raise _RefusedError(
-            f"its weights {_description(weights)}, expected the shape of its loss: ({len(shard)},)"
-        )
-    if weights is not None and not (torch.isfinite(weights) & (weights >= 0)).all():
-        wrong = next(one for one in weights.tolist() if not 0 <= one < math.inf)
-        raise _RefusedError(f"its weights has {wrong:g}, expected numbers of at least 0")
+    if (weights := task.weights(shard.tensors()[1])) is not None:
+        _check_length("weights", weights, shard, "the shape of its loss:")
+        if not (torch.isfinite(weights) & (weights >= 0)).all():
+            wrong = next(one for one in weights.tolist() if not 0 <= one < math.inf)
+            raise _RefusedError(f"its weights has {wrong:g}, expected numbers of at least 0")
     if trains:
         if not torch.isfinite(loss := mean_loss(task, outputs, shard.tensors()[1])):
             raise _RefusedError(f"its loss is {loss.item()} with the initial model")
@@ -505,11 +490,8 @@ def _try_loss(task: Task, outputs: Any, shard: Shard) -> None:
         if has_classes and crossed and (message := unfit_classes(shard.y, outputs.shape)):
             raise _RefusedError(message) from error
         raise
-    if _shape(losses) != (len(shard),):
-        raise _RefusedError(
-            f"its loss {_description(losses)}, expected one value for each of {len(shard)} samples: "
-            f"({len(shard)},), as with reduction='none'"
-        )
+    expected = f"one value for each of {len(shard)} samples:"
+    _check_length("loss", losses, shard, expected, ", as with reduction='none'")
 
 
 def _try_correct(task: Task, outputs: Any, shard: Shard) -> None:
@@ -523,10 +505,8 @@ def _try_correct(task: Task, outputs: Any, shard: Shard) -> None:
     if is_default and shard.y.dtype.kind != "i":
         raise _RefusedError(f"its labels are {shard.y.dtype}, not integer classes: {without}")
     right = task.correct(outputs, shard.tensors()[1])
-    if right is not None and _shape(right) != (len(shard),):
-        raise _RefusedError(
-            f"its correct {_description(right)}, expected one value per sample: ({len(shard)},)"
-        )
+    if right is not None:
+        _check_length("correct", right, shard, "one value per sample:")
 
 
 def _shape(value: object) -> tuple[int, ...] | None:
@@ -535,10 +515,10 @@ def _shape(value: object) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def _description(value: object) -> str:
-    """End of a sentence on a wrong shape: `has the shape (3, 2)`."""
-    shape = _shape(value)
-    return f"is {value!r:.80}" if shape is None else f"has the shape {shape}"
+def _check_length(what: str, value: object, shard: Shard, expected: str, mend: str = "") -> None:
+    if (shape := _shape(value)) != (len(shard),):
+        found = f"is {value!r:.80}" if shape is None else f"has the shape {shape}"
+        raise _RefusedError(f"its {what} {found}, expected {expected} ({len(shard)},){mend}")
 
 
 class _TimeOverError(BaseException):
@@ -566,19 +546,17 @@ def _try_app(task: Task, partition: Shard, lr: float, *, trains: bool) -> None:
     import torch
 
     module = task.model()
-    try:
-        with _time_limit():
-            if trains:
-                task.fit(module, partition, lr)
-            else:
-                with torch.no_grad():
-                    module(torch.from_numpy(partition.x))
-    except _TimeOverError:
-        return
-    except (NotImplementedError, ValueError) as error:
-        if user_code.is_from_user_code(error):
-            raise
-        raise _RefusedError(str(error)) from error
+    with (
+        suppress(_TimeOverError),
+        _refusing(NotImplementedError, ours=True),
+        _refusing(ours=True),
+        _time_limit(),
+    ):
+        if trains:
+            task.fit(module, partition, lr)
+        else:
+            with torch.no_grad():
+                module(torch.from_numpy(partition.x))
 
 
 def _try_fit(task: Task, shard: Shard, client: str, index: int, lr: float) -> None:
@@ -591,14 +569,10 @@ def _try_fit(task: Task, shard: Shard, client: str, index: int, lr: float) -> No
     trainer.set_client(client, index, {})
     flat = trainer.flat
     try:
-        with _time_limit():
+        with _refusing(TypeError, ours=True), _time_limit():
             trainer.train(vector_of(flat.w), np.random.default_rng(0))
     except _TimeOverError:
         return
-    except TypeError as error:
-        if user_code.is_from_user_code(error):
-            raise
-        raise _RefusedError(str(error)) from error
     for (name, parameter), part in zip(learned(flat.module), flat.parts, strict=True):
         if parameter.data_ptr() != flat.w[part].data_ptr():
             raise _RefusedError(

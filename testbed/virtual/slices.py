@@ -32,7 +32,7 @@ from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from testbed.errors import HostError
-from testbed.host import die_with_parent, run_module
+from testbed.host import programs
 from testbed.host.cpus import keep_awake
 from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
@@ -68,7 +68,7 @@ def measure_step(work: StepTrial) -> tuple[float, float]:
     never less. Takes some seconds. Raises HostError."""
     with keep_awake():
         done = subprocess.run(
-            [*die_with_parent.prefix(), *run_module.command(__name__)],
+            [*programs.tied_prefix(), *programs.command(__name__)],
             input=pickle.dumps(work),
             env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             capture_output=True,
@@ -131,7 +131,7 @@ def _start_stopped(work: Callable[[], object]) -> int:
     pid = os.fork()
     if pid == 0:
         if sys.platform == "linux":
-            die_with_parent.ask(parent)
+            programs.die_with_parent(parent)
         os.kill(os.getpid(), signal.SIGSTOP)
         work()
     return pid

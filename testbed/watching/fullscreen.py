@@ -29,7 +29,7 @@ from testbed.errors import BadInputError, TestbedError, reading_run
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.validity import Validity, load
 from testbed.host.cpus import cpu_numbers
-from testbed.host.signals import uninterrupted
+from testbed.host.processes import uninterrupted
 from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.live_files import RecordFollower, Samples

@@ -16,7 +16,7 @@ from typing import Any
 
 from testbed import sweeps
 from testbed.api import launching, packing
-from testbed.packs.layout import INDEX
+from testbed.packs import INDEX
 from testbed.run.options import Options
 from tests.fuzz.harness import Read
 from tests.fuzz.mutations import change_text, damage, replace_value

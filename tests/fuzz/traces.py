@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from testbed import topology as topologies
-from testbed.api import traces as published
+from testbed.api import new as published
 from testbed.plan import catalog
 from tests.fuzz.harness import Read
 from tests.fuzz.mutations import change_text, damage, replace_value

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import HostError
-from testbed.host.signals import interrupting
+from testbed.host.processes import interrupting
 from tests.platforms import checks, engines, guests, pythons, results
 from tests.platforms.checks import CHECKS, Check
 from tests.platforms.local import CHECKOUT

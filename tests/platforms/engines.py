@@ -20,8 +20,8 @@ from pathlib import Path
 from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
-from testbed.host.subprocesses import run
-from testbed.images import tags
+from testbed.host.processes import run
+from testbed.images import building
 from tests import two_engines
 from tests.platforms import facts, pythons
 from tests.platforms.local import ENVIRONMENT, LocalMachine
@@ -130,7 +130,7 @@ def chroot(release: str, more: Sequence[str] = ()) -> Path:
     command = [
         "mmdebstrap",
         "--mode=root",
-        *tags.DEBIAN_OPTIONS,
+        *images.DEBIAN_OPTIONS,
         # A mirror that is not updated any more still has what we need.
         '--aptopt=Acquire::Check-Valid-Until "false"',
         f"--include={','.join((*_PACKAGES, *more))}",
@@ -169,8 +169,8 @@ def _load_images(url: str) -> None:
     every = images.current_tags(images.FOLDER, images.AGENTS)
     tags = [tag for kind, tag in every.items() if not kind.endswith("-cuda")]
     with docker_engine.connect_if_present() as client:
-        built = [tag for tag in tags if client is not None and images.image_exists(client, tag)]
+        built = [tag for tag in tags if client is not None and building.image_exists(client, tag)]
     if built:
         two_engines.carry(built, [url])
     with closing(docker_engine.connect_to(url, _PATIENCE_SECONDS)) as client:
-        images.ensure(client, lambda line: print(line, flush=True))
+        building.ensure(client, lambda line: print(line, flush=True))

@@ -24,7 +24,7 @@ from pathlib import Path
 from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache
-from testbed.images.tags import DEBIAN_OPTIONS
+from testbed.images import DEBIAN_OPTIONS
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKOUT = "/root/testbed"
@@ -241,7 +241,7 @@ def programs_of(architecture: str) -> Iterator[None]:
 
 
 def _bootstrap(spec: ImageSpec, root: Path) -> None:
-    """Install the packages into the folder `root`, as `testbed.images.tags` does for containers."""
+    """Install the packages into the folder `root`, as `testbed.images` does for containers."""
     command = ["mmdebstrap", "--mode=root", *DEBIAN_OPTIONS, f"--architectures={spec.architecture}"]
     _run("unshare", "--mount", *command, f"--include={','.join(spec.packages)}", spec.suite, str(root))
 

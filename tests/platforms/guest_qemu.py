@@ -15,7 +15,7 @@ from pathlib import Path
 
 from testbed.errors import HostError
 from testbed.host import cache
-from testbed.host.subprocesses import end
+from testbed.host.processes import end
 from tests.platforms.guest_image import Image
 
 _KVM_SECONDS = 20.0

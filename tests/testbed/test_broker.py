@@ -29,13 +29,13 @@ from agents.config import BrokerAccess
 from agents.mqtt import chunks
 from agents.mqtt.topics import AGGREGATOR, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
+from testbed import broker
 from testbed.broker import (
     Account,
     BrokerLimits,
     Listeners,
     TlsIdentity,
     accounts,
-    configuration,
     covers,
     hash_password,
     is_password,
@@ -342,11 +342,11 @@ def broker_command(
     limits: BrokerLimits,
 ) -> list[str]:
     if kind == "embedded":
-        if not configuration.has_amqtt():
-            unavailable("amqtt", f"it is not installed: {configuration.amqtt_command()}")
+        if not broker.has_amqtt():
+            unavailable("amqtt", f"it is not installed: {broker.amqtt_command()}")
         config = write_embedded(folder, made, at, identity, limits=limits)
         return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
-    mosquitto = configuration.find_mosquitto() or ""
+    mosquitto = broker.find_mosquitto() or ""
     if not mosquitto:
         unavailable("mosquitto", "it is not installed: apt-get install mosquitto")
     conf = write_mosquitto(folder, made, at, identity, limits=limits)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed import speed
 from testbed.errors import BadInputError
-from testbed.speed import calibration
-from testbed.speed.calibration import CalibratedHost, Calibration, Work
+from testbed.speed import CalibratedHost, Calibration, Work
 from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 HERE = CalibratedHost(cpu="Abacus", cores=4, torch="2.0")
@@ -40,8 +40,8 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs = 0
         self.host = HERE
-        monkeypatch.setattr(calibration, "measure", self._measure)
-        monkeypatch.setattr(calibration, "calibrated_host", lambda: self.host)
+        monkeypatch.setattr(speed, "measure", self._measure)
+        monkeypatch.setattr(speed, "calibrated_host", lambda: self.host)
 
     def _measure(self, seconds: float) -> Calibration:
         self.runs += 1
@@ -54,13 +54,13 @@ def bench(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_this_host_is_measured(cache: Path) -> None:
-    found = calibration.calibrate(seconds=0.2)
+    found = speed.calibrate(seconds=0.2)
     assert found.gflops > 0
     assert found.low <= found.median <= found.high
     assert found.products >= 3
     assert all(speed > 0 for speed in found.training.model_dump(exclude={"error"}).values())
-    assert found.host == calibration.calibrated_host()
-    assert calibration.calibrate() == found  # from the cache, to the last bit
+    assert found.host == speed.calibrated_host()
+    assert speed.calibrate() == found  # from the cache, to the last bit
     assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
 
 
@@ -68,16 +68,16 @@ def test_measurement_restores_torchs_threads() -> None:
     import torch
 
     before = torch.get_num_threads()
-    calibration.measure(0.0)
+    speed.measure(0.0)
     assert torch.get_num_threads() == before
 
 
 def test_calibration_is_cached(bench: Bench) -> None:
-    first = calibration.calibrate()
-    assert calibration.calibrate() == first
+    first = speed.calibrate()
+    assert speed.calibrate() == first
     assert bench.runs == 1
-    assert calibration.calibrate(refresh=True).median == first.median + 1
-    assert calibration.calibrate().median == first.median + 1
+    assert speed.calibrate(refresh=True).median == first.median + 1
+    assert speed.calibrate().median == first.median + 1
     assert bench.runs == 2
 
 
@@ -85,12 +85,12 @@ def test_calibration_is_cached(bench: Bench) -> None:
 def test_other_machine_or_torch_version_is_measured_again(
     bench: Bench, changed: dict[str, object]
 ) -> None:
-    first = calibration.calibrate()
+    first = speed.calibrate()
     bench.host = HERE.model_copy(update=changed)
-    assert calibration.calibrate() != first
+    assert speed.calibrate() != first
     assert bench.runs == 2
     bench.host = HERE
-    assert calibration.calibrate() == first  # what other hosts measure takes nothing away
+    assert speed.calibrate() == first  # what other hosts measure takes nothing away
     assert bench.runs == 2
 
 
@@ -108,36 +108,36 @@ def test_other_machine_or_torch_version_is_measured_again(
 def test_damaged_or_foreign_cache_is_replaced(bench: Bench, cache: Path, content: bytes) -> None:
     cache.parent.mkdir()
     cache.write_bytes(content)
-    first = calibration.calibrate()
-    assert calibration.calibrate() == first
+    first = speed.calibrate()
+    assert speed.calibrate() == first
     assert bench.runs == 1
 
 
 def test_unwritable_cache_is_ignored(bench: Bench, cache: Path) -> None:
     cache.parent.write_text("a file where the folder should be")
-    assert calibration.calibrate() == _calibration(HERE, 41.0)
+    assert speed.calibrate() == _calibration(HERE, 41.0)
 
 
 def test_failed_write_keeps_the_old_cache(
     bench: Bench, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = calibration.calibrate()
+    first = speed.calibrate()
 
     def full(path: Path, target: Path) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "replace", full)
     bench.host = ELSEWHERE
-    calibration.calibrate()
+    speed.calibrate()
     bench.host = HERE
-    assert calibration.calibrate() == first
+    assert speed.calibrate() == first
     assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
 
 
 def test_cpu_share_is_the_devices_speed_in_host_cores() -> None:
     here = _calibration(HERE, 40.0)
-    assert calibration.cpu_share("pi", DeviceProfile(gflops=10.0), here) == 0.25
-    assert calibration.cpu_share("big", DeviceProfile(gflops=60.0), here) == 1.5
+    assert speed.cpu_share("pi", DeviceProfile(gflops=10.0), here) == 0.25
+    assert speed.cpu_share("big", DeviceProfile(gflops=60.0), here) == 1.5
 
 
 STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
@@ -147,22 +147,22 @@ STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
 def test_training_share_depends_on_the_operations_of_a_step() -> None:
     device = TrainingSpeeds(convolution=50.0, depthwise=1.0, matrix=40.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
-    assert calibration.cpu_share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.4)
+    assert speed.cpu_share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.4)
     plain = Work(convolution=1.0, depthwise=0.0, matrix=0.0, memory=0.0)
-    assert calibration.cpu_share("pi", profile, here, plain) == pytest.approx(0.5)
-    assert calibration.cpu_share("pi", profile, here, None) == 0.25  # by HPL: the step is unknown
+    assert speed.cpu_share("pi", profile, here, plain) == pytest.approx(0.5)
+    assert speed.cpu_share("pi", profile, here, None) == 0.25  # by HPL: the step is unknown
 
 
 def test_matrix_products_use_hpl_without_a_training_figure() -> None:
     device = TrainingSpeeds(convolution=50.0, depthwise=1.0, memory=0.8)
     here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
     # a quarter of the host's double precision: products take 0.4 s
-    assert calibration.cpu_share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.6)
+    assert speed.cpu_share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.6)
 
 
 def test_profile_without_a_speed_has_no_share() -> None:
     with pytest.raises(BadInputError, match=r"the profile jetson-nano has no gflops.*give cpu"):
-        calibration.cpu_share("jetson-nano", DeviceProfile(cores=4), _calibration(HERE))
+        speed.cpu_share("jetson-nano", DeviceProfile(cores=4), _calibration(HERE))
 
 
 def test_summary_shows_the_spread() -> None:

@@ -19,7 +19,7 @@ from testbed.plan.catalog import HERE, Catalog, needs_speeds, read, with_cpu
 from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.speed.calibration import CalibratedHost, Calibration, Work
+from testbed.speed import CalibratedHost, Calibration, Work
 from testbed.topology import Topology, link_traces, load
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace

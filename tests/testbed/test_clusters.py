@@ -23,10 +23,9 @@ import pytest
 from testbed import topology
 from testbed.errors import HostError
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import files
 from testbed.sweeps.clusters import Target, remote
 from testbed.sweeps.clusters.remote import ClusterPool
-from testbed.sweeps.worker import CellOutcome
+from testbed.sweeps.worker import CellOutcome, NeededFile, find_needed, problem_of_needed
 from tests import clusters
 from tests.conftest import unavailable
 from tests.running import TOPOLOGIES, Testbed, children_running, cli, started, until_printed
@@ -209,19 +208,19 @@ def test_needed_files_are_checked_by_content(tmp_path: Path) -> None:
     text = BASE.replace("{name: quadratic, centers: [[0], [1], [5]],", "{name: mnist-logreg,")
     Path("base.yaml").write_text(text.replace("timing: 1s", "timing: 1s, link: {trace: {up: trace}}"))
     read = topology.load(Path("base.yaml"))
-    needed = files.find_needed(read, tmp_path / "here")
+    needed = find_needed(read, tmp_path / "here")
     assert [Path(one.path).name for one in needed] == ["trace", "train-0.parquet", "test-0.parquet"]
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "here", there)
-    assert files.problem_of_needed(needed, there) is None
-    assert "TESTBED_DATA=FOLDER" in str(files.problem_of_needed(needed, None))
+    assert problem_of_needed(needed, there) is None
+    assert "TESTBED_DATA=FOLDER" in str(problem_of_needed(needed, None))
     file = there / "ylecun/mnist/test-0.parquet"
     file.write_text("rest")
-    assert f"another content in {file}" in str(files.problem_of_needed(needed, there))
+    assert f"another content in {file}" in str(problem_of_needed(needed, there))
     file.unlink()
-    assert f"cannot read {file}" in str(files.problem_of_needed(needed, there))
+    assert f"cannot read {file}" in str(problem_of_needed(needed, there))
     Path("trace").unlink()
-    assert f"cannot read {tmp_path / 'trace'}" in str(files.problem_of_needed(needed, there))
+    assert f"cannot read {tmp_path / 'trace'}" in str(problem_of_needed(needed, there))
 
 
 def job(**changes: object) -> bytes:
@@ -238,7 +237,7 @@ def test_worker_refuses_cells_that_it_cannot_run() -> None:
     answer = msgspec.msgpack.decode(remote.run(job(identity="testbed 9"), "worker 7"))
     assert answer["outcome"]["reason"] == "refused"
     assert answer["outcome"]["error"] == remote.mismatch("worker 7", remote.identity(), "testbed 9")
-    missing = files.NeededFile("/no/such/data.csv", in_data_root=False, checksum=1)
+    missing = NeededFile("/no/such/data.csv", in_data_root=False, checksum=1)
     packed = remote.run(job(needed=(missing,)), "worker 7", Path())
     remote.close("sweep")
     outcome = msgspec.msgpack.decode(packed, type=remote.CellAnswer).outcome

@@ -28,7 +28,7 @@ from agents.wire.messages import AddressedOrder, DeviceOrder, MeasureOrder, Note
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import host_load
 from testbed.fidelity.host_load import OtherWork
-from testbed.host.signals import interrupt_flag, interrupting
+from testbed.host.processes import interrupting
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import live_runs
 from testbed.run.controller import Controller
@@ -614,7 +614,7 @@ def test_interruption_ends_the_pause_before_a_repetition(
 
 def test_second_signal_ends_what_hangs() -> None:
     """As of a run in virtual time whose own rule hangs: the first one waits for the instant."""
-    with interrupt_flag() as interrupted:
+    with interrupting(spared=1) as interrupted:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupted()
         with pytest.raises(KeyboardInterrupt):

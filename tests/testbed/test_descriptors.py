@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import HostError
-from testbed.host import subprocesses
+from testbed.host import processes
 from testbed.runtimes.process.log_writer import LogWriter
 
 _LIMITED = """
 import resource, sys
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
-from testbed.host import subprocesses as descriptors
-descriptors.raise_limit(int(sys.argv[2]), "devices")
+from testbed.host import processes
+processes.raise_limit(int(sys.argv[2]), "devices")
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
@@ -30,7 +30,7 @@ def _allowed(hard: int, count: int) -> subprocess.CompletedProcess[str]:
 
 def test_log_files_use_descriptors_above_the_select_limit(tmp_path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    subprocesses.raise_limit(1100, "logs")
+    processes.raise_limit(1100, "logs")
     writer = LogWriter()
     with ExitStack() as held:
         held.callback(writer.close)
@@ -49,15 +49,15 @@ def test_soft_limit_is_raised_as_needed_and_allowed() -> None:
 
 def test_descriptor_stays_if_no_higher_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
-    monkeypatch.setattr(subprocesses, "_SELECTABLE", 2**30)
+    monkeypatch.setattr(processes, "_SELECTABLE", 2**30)
     try:
-        assert subprocesses.renumber(reading) == reading
+        assert processes.renumber(reading) == reading
     finally:
         os.close(reading)
         os.close(writing)
 
 
 def test_fleet_must_fit_the_hard_limit() -> None:
-    subprocesses.raise_limit(1, "one device")
+    processes.raise_limit(1, "one device")
     with pytest.raises(HostError, match=r"devices need 1,000,000,000,100 .*raise the hard limit"):
-        subprocesses.raise_limit(10**12, "devices")
+        processes.raise_limit(10**12, "devices")

@@ -24,6 +24,7 @@ from testbed.data import preparation
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, kernel
 from testbed.host.gpus import MPS, Gpus, HostGpu
+from testbed.images import building
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -65,7 +66,7 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
     """A share that the engine refuses is forgotten: the next limit is as planned. That a log
     cannot be saved keeps nothing from being removed. A device that prints for ever fills no disk."""
     preparation.write(preparation.prepare(spec.topology, None), spec.directory)
-    built = images.ensure(engine, lambda _: None)
+    built = building.ensure(engine, lambda _: None)
     runtime = DockerRuntime(engine, built, spec)
     try:
         runtime.start()
@@ -275,7 +276,7 @@ def test_mps_is_ready_before_devices_start_and_reachable_only_by_sharers(
     """A program stands in for NVIDIA's daemon, because this host may have no GPU."""
     monkeypatch.setattr("testbed.runtimes.docker.runtime._MPS_TIMEOUT_SECONDS", 120.0)
     spec = spec_of(tmp_path, "name: d, cpu: 0.1, gpu: {share: 25%, memory: 2GiB}")
-    agent = images.ensure(engine, lambda _: None).agent
+    agent = building.ensure(engine, lambda _: None).agent
     runtime = DockerRuntime(engine, images.Images(agent, agent, agent, agent), spec)
     control = "/usr/local/bin/nvidia-cuda-mps-control"
     daemon, faulty = tmp_path / "daemon", tmp_path / "faulty"

@@ -23,8 +23,8 @@ from docker.errors import ContainerError
 
 from testbed import images
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, subprocesses
-from testbed.images import building, device_images, image_check, tags, wheels
+from testbed.host import docker_engine, processes
+from testbed.images import building, device_images, image_check, wheels
 from testbed.topology import parse
 from tests.waiting import eventually
 
@@ -218,7 +218,7 @@ def test_unpacking_keeps_imported_files_and_drops_trimmed_ones(tmp_path: Path) -
 def test_output_of_a_failed_program_is_quoted() -> None:
     command = ["sh", "-c", "echo the cause; echo the end >&2; exit 3"]
     with pytest.raises(HostError, match=r"(?s)exit code 3.*the cause.*the end"):
-        subprocesses.run(command, stop=threading.Event())
+        processes.run(command, stop=threading.Event())
 
 
 def test_stopped_program_ends_with_its_children(tmp_path: Path) -> None:
@@ -232,8 +232,8 @@ def test_stopped_program_ends_with_its_children(tmp_path: Path) -> None:
         stop.set()
 
     threading.Thread(target=stop_once_both_run, daemon=True).start()
-    with pytest.raises(subprocesses.StoppedError):
-        subprocesses.run(command, stop=stop)
+    with pytest.raises(processes.StoppedError):
+        processes.run(command, stop=stop)
     # The kernel ends a killed process whose parent is gone in its own time, on a busy host not at once.
     killed = [int(pid) for pid in pids.read_text().split()]
     assert len(killed) == 2
@@ -253,14 +253,14 @@ def test_without_registry_and_mmdebstrap_the_error_names_the_fix(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(HostError, match="apt-get install mmdebstrap"):
-        tags.bootstrap_debian(["python3"], "amd64", tmp_path, threading.Event())
+        images.bootstrap_debian(["python3"], "amd64", tmp_path, threading.Event())
 
 
 @pytest.mark.docker
 def test_agents_start_in_a_small_image_and_broker_without_rights(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
-    assert images.ensure(engine, (output := list[str]()).append) == built
+    assert building.ensure(engine, (output := list[str]()).append) == built
     assert output == [], "existing images are not built again"
     assert engine.images.get(built.agent).attrs["Size"] < 1.3e9
     script = (
@@ -308,7 +308,7 @@ def test_ctrl_c_during_a_build_leaves_nothing(
     try:
         threading.Thread(target=interrupt_when_it_runs).start()
         with pytest.raises(KeyboardInterrupt), context.open("rb") as file:
-            images.engine_build(engine, "testbed-broker:interrupted", file, {})
+            building.engine_build(engine, "testbed-broker:interrupted", file, {})
     finally:
         signal.signal(signal.SIGINT, handler)
     assert containers() == []
@@ -319,7 +319,7 @@ def test_pruning_keeps_images_in_use() -> None:
     def image(number: int, *tags: str, shared: int = 600) -> dict[str, object]:
         return {"Id": f"sha256:{number}", "RepoTags": [*tags], "Size": 1000, "SharedSize": shared}
 
-    found = images.image_entries(
+    found = building.image_entries(
         [
             image(1, "testbed-agent:here"),
             image(2, "testbed-agent:running", "somebody-elses:1"),
@@ -344,7 +344,7 @@ def test_pruning_keeps_images_in_use() -> None:
     ]
 
     def removed(*, everything: bool) -> list[str]:
-        return [one.image for one in images.removable_images(found, everything=everything)]
+        return [one.image for one in building.removable_images(found, everything=everything)]
 
     old = f"{pushed}0123456789ab"
     assert removed(everything=False) == [old, "testbed-broker:old"]
@@ -361,13 +361,13 @@ def test_only_unused_images_are_listed_and_removed(
     user = engine.containers.create(built.broker, "mosquitto")
     engine.images.get(built.broker).tag(*old.split(":"))
     try:
-        (found,) = [one for one in images.list_images(engine) if one.image == old]
+        (found,) = [one for one in building.list_images(engine) if one.image == old]
         assert (found.user, found.is_kept) == ("containers", True)
-        assert found not in images.removable_images([found], everything=True)
+        assert found not in building.removable_images([found], everything=True)
     finally:
         user.remove()
-    assert images.remove_images(engine, [found]) == [found]
-    tags = {one.image for one in images.list_images(engine)}
+    assert building.remove_images(engine, [found]) == [found]
+    tags = {one.image for one in building.list_images(engine)}
     assert old not in tags
     assert {built.agent, built.broker} <= tags
 
@@ -379,7 +379,7 @@ def test_images_of_all_existing_checkouts_are_in_use(
     checkouts = [tmp_path / name for name in ("one", "other", "deleted")]
     for checkout in checkouts:
         checkout.mkdir()
-        monkeypatch.setattr(tags, "FOLDER", checkout)
+        monkeypatch.setattr(images, "FOLDER", checkout)
         images.register_images({"agent": f"testbed-agent:{checkout.name}-before"})
         images.register_images({"agent": f"testbed-agent:{checkout.name}"})
     checkouts[2].rmdir()

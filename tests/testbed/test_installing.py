@@ -27,12 +27,10 @@ from cryptography.x509.oid import NameOID
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from testbed import images
-from testbed.host.subprocesses import StoppedError
+from testbed import images, installing
+from testbed.host.processes import StoppedError
 from testbed.images.building import Builder, BuildTime
-from testbed.installing import __main__ as set_up
-from testbed.installing import installer
-from testbed.installing.installer import PipSetting
+from testbed.installing import PipSetting
 from tests.conftest import unavailable
 from tests.waiting import eventually
 
@@ -112,14 +110,14 @@ def add_index(folder: Path, *versions: str) -> Path:
 def install_by(program: str, tmp_path: Path, *wanted: str, pins: Path | None = None) -> str:
     """Version of `thing` that the program installs."""
     target = tmp_path / f"by-{program}"
-    installer.choose(program, pins).install("--target", str(target), *wanted)
+    installing.choose(program, pins).install("--target", str(target), *wanted)
     (found,) = target.glob("thing-*.dist-info")
     return found.name.removeprefix("thing-").removesuffix(".dist-info")
 
 
 @pytest.fixture
 def with_uv() -> None:
-    if installer.find_uv() is None:
+    if installing.find_uv() is None:
         unavailable("uv", "it is neither in PATH nor in this environment")
 
 
@@ -203,11 +201,11 @@ def test_settings_of_all_files_of_pip_are_read(
     }.items():
         folder.mkdir(parents=True)
         (folder / "pip.conf").write_text(text)
-    assert installer.effective_settings()["index-url"] == PipSetting("install", "index-url", one)
+    assert installing.effective_settings()["index-url"] == PipSetting("install", "index-url", one)
     assert version_by_both(tmp_path, capfd, "thing") == "1.0"
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", two)
     monkeypatch.setenv("PIP_INDEX_URL", "")
-    assert installer.effective_settings()["extra-index-url"].name == "PIP_EXTRA_INDEX_URL"
+    assert installing.effective_settings()["extra-index-url"].name == "PIP_EXTRA_INDEX_URL"
     assert version_by_both(tmp_path / "more", capfd, "thing") == "2.0"
 
 
@@ -272,7 +270,7 @@ def test_certificate_of_pip_is_handed_over(
     for variable in ("PIP_CERT", "REQUESTS_CA_BUNDLE"):
         with monkeypatch.context() as patch:
             patch.setenv(variable, str(ca))
-            patch.setattr(installer, "_PIP", ("false",))  # uv alone
+            patch.setattr(installing, "_PIP", ("false",))  # uv alone
             assert install_by("uv", tmp_path / variable, "thing") == "1.0"
 
 
@@ -298,7 +296,7 @@ def test_certificate_of_pip_is_handed_over(
 def test_settings_as_uv_takes_them(
     settings: dict[str, str], options: list[str], variables: dict[str, str], home: Path
 ) -> None:
-    found = installer.translate_for_uv(
+    found = installing.translate_for_uv(
         {key: PipSetting("global", key, value) for key, value in settings.items()}
     )
     assert [*found.options] == ["--index-strategy=unsafe-best-match", *options]
@@ -322,8 +320,10 @@ def test_setting_that_uv_cannot_be_given_is_named_and_pip_installs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(installer, "effective_settings", lambda: {key: PipSetting("global", key, value)})
-    assert installer.choose("uv", None).uv == ()
+    monkeypatch.setattr(
+        installing, "effective_settings", lambda: {key: PipSetting("global", key, value)}
+    )
+    assert installing.choose("uv", None).uv == ()
     assert words in capsys.readouterr().out
 
 
@@ -335,7 +335,7 @@ def test_pip_tries_what_uv_refuses(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", serve(add_index(tmp_path / "one", "2.0")))
-    refusing = installer.Installer((), ("false",), {})
+    refusing = installing.Installer((), ("false",), {})
     refusing.install("--target", str(tmp_path), "thing")
     assert (tmp_path / "thing-2.0.dist-info").is_dir()
     assert "pip tries it" in capfd.readouterr().out
@@ -352,11 +352,11 @@ def test_every_dependency_has_a_pin_for_each_python_and_machine() -> None:
     """After a change of pyproject.toml: make constraints."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    together = [one for name, needs in extras.items() if name != set_up.BROKER for one in needs]
+    together = [one for name, needs in extras.items() if name != installing.BROKER for one in needs]
     file = ROOT / "constraints.txt"
     for wanted, path in (
         ([*project["dependencies"], *together, "uv"], file),
-        (extras[set_up.BROKER], set_up.broker_pins(file)),
+        (extras[installing.BROKER], installing.broker_pins(file)),
     ):
         found = read_pins(path)
         assert not [one for one in found if one.url or "+" in str(one.specifier)]
@@ -384,10 +384,10 @@ def test_every_dependency_has_a_pin_for_each_python_and_machine() -> None:
 
 def test_images_are_built_with_few_packages() -> None:
     """Set-up installs these before all others."""
-    code = "import sys, testbed.images.__main__; print(*{one.partition('.')[0] for one in sys.modules})"
+    code = "import sys, testbed.images.building; print(*{one.partition('.')[0] for one in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     allowed: set[str] = set()
-    new: set[str] = {*set_up.BUILDERS}
+    new: set[str] = {*installing.BUILDERS}
     while new:
         allowed |= new
         needs = [Requirement(one) for name in new for one in distribution(name).requires or ()]
@@ -411,9 +411,9 @@ def test_images_are_built_with_few_packages() -> None:
 def test_build_waits_for_the_packages_and_ends_with_set_up(installed: bool) -> None:
     code = """
         import threading
-        from testbed.host import signals
-        from testbed.images.__main__ import _listen
-        signals.interrupt_once()
+        from testbed.host import processes
+        from testbed.images.building import _listen
+        processes.interrupt_once()
         installed = threading.Event()
         try:
             threading.Thread(target=_listen, args=(installed,), daemon=True).start()
@@ -456,7 +456,7 @@ def test_nothing_is_built_without_an_engine(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    with set_up._images(enabled=True) as packages_are_there:
+    with installing._images(enabled=True) as packages_are_there:
         packages_are_there()
     assert capfd.readouterr() == ("", "")
 
@@ -464,8 +464,10 @@ def test_nothing_is_built_without_an_engine(
 def test_failed_build_is_reported(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(set_up, "_BUILDER", (sys.executable, "-c", "import sys; sys.exit('no space')"))
-    with set_up._images(enabled=True) as packages_are_there:
+    monkeypatch.setattr(
+        installing, "_BUILDER", (sys.executable, "-c", "import sys; sys.exit('no space')")
+    )
+    with installing._images(enabled=True) as packages_are_there:
         packages_are_there()
     out, err = capfd.readouterr()
     assert err == "no space\n"
@@ -479,10 +481,10 @@ def test_build_ends_if_set_up_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         sys.stdin.read()
         pathlib.Path({str(tmp_path / "ended")!r}).touch()
     """
-    monkeypatch.setattr(set_up, "_BUILDER", (sys.executable, "-c", textwrap.dedent(code)))
+    monkeypatch.setattr(installing, "_BUILDER", (sys.executable, "-c", textwrap.dedent(code)))
 
     def fail() -> None:
-        with set_up._images(enabled=True):
+        with installing._images(enabled=True):
             eventually((tmp_path / "started").exists)
             raise SystemExit(1)
 
@@ -494,7 +496,7 @@ def test_build_ends_if_set_up_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_packages_that_cannot_be_imported_end_the_set_up(capfd: pytest.CaptureFixture[str]) -> None:
     with (
         pytest.raises(SystemExit, match="cannot be imported"),
-        set_up._compiling(["json", "no_such_one"]),
+        installing._compiling(["json", "no_such_one"]),
     ):
         pass
     assert "no_such_one" in capfd.readouterr().err

@@ -28,10 +28,10 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from analysis.load import Run
 from testbed import images, simulate, sweeps, topology
+from testbed import user_code as inspection
 from testbed.data import preparation
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, RunFailedError
-from testbed.images import tags as image_tags
 from testbed.images import wheels
 from testbed.plan import Plan, model_check
 from testbed.run import preparing
@@ -39,8 +39,7 @@ from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
-from testbed.user_code import inspector
-from testbed.user_code.inspector import UserCode
+from testbed.user_code import UserCode
 from tests.running import Testbed
 
 MODULE = """
@@ -386,7 +385,7 @@ def test_copies_that_a_killed_process_left_are_removed(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     code = (
-        "import sys; from pathlib import Path; from testbed.user_code.inspector import Inspector;"
+        "import sys; from pathlib import Path; from testbed.user_code import Inspector;"
         "own = Inspector(lambda folder: folder.mkdir(), Path()); print(1, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code]
@@ -394,13 +393,13 @@ def test_copies_that_a_killed_process_left_are_removed(
         assert other.stdout is not None
         assert other.stdout.readline() == b"1\n"
         (left,) = tmp_path.iterdir()
-        inspector.remove_leftovers()
+        inspection.remove_leftovers()
         assert [*tmp_path.iterdir()] == [left]
         other.kill()
-    own = inspector.Inspector(lambda folder: folder.mkdir(), tmp_path)
+    own = inspection.Inspector(lambda folder: folder.mkdir(), tmp_path)
     (kept,) = tmp_path.iterdir()
     assert kept != left
-    inspector.remove_leftovers()
+    inspection.remove_leftovers()
     assert kept.is_dir()
     del own
     assert not kept.exists()
@@ -700,7 +699,7 @@ def test_final_mini_batch_of_one_sample_is_tried(tmp_path: Path) -> None:
 
 
 def test_too_long_answer_is_not_called_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspector, "_MAX_ANSWER", 10)
+    monkeypatch.setattr(inspection, "_MAX_ANSWER", 10)
     unseen = f"{MODULE}\n# answers about this text are not known from another test\n"
     with pytest.raises(BadInputError, match="has more than 10 bytes"):
         read(tmp_path, unseen, task=task("Mine"))
@@ -821,7 +820,7 @@ def test_run_resumes_only_with_unchanged_code(tmp_path: Path) -> None:
 def test_code_change_rebuilds_only_the_code_layer() -> None:
     def tags(digest: str, *requirements: str) -> dict[str, str]:
         own = images.ImageAdditions("mine", digest, lambda _: None, requirements)
-        return image_tags.added_tags(own, "testbed-agent:1")
+        return images.added_tags(own, "testbed-agent:1")
 
     plain, changed = tags("a"), tags("b")
     assert plain.keys() == {"code"}

@@ -19,10 +19,11 @@ import yaml
 from rocrate.rocrate import ROCrate
 
 import testbed as api
-from testbed import sweeps
+from agents.disk import files
+from testbed import packs, sweeps
 from testbed.api import packing
 from testbed.errors import BadInputError
-from testbed.packs import archive, layout
+from testbed.packs import _BoundedFile, unpack
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import yamlfile
@@ -118,7 +119,7 @@ def test_packed_run_gives_the_same_records_in_an_empty_folder(
     run, pack = packed(project)
     same = api.pack(run, project / "again.zip")
     assert same.file.read_bytes() == pack.read_bytes()
-    assert same.sha256 == archive.sha256_of(pack)
+    assert same.sha256 == files.sha256(pack)
     assert same.left_out[0].startswith("models (")
     shutil.rmtree(project)
     assert names(pack) == [
@@ -139,10 +140,8 @@ def test_packed_run_gives_the_same_records_in_an_empty_folder(
     assert "byte for byte" not in changed.out
     crate = ROCrate(kept.parent)
     assert crate.mainEntity.id == "topology.yaml"
-    assert {one.id for one in crate.data_entities} == set(names(pack)) - {layout.CRATE}
-    assert crate.dereference("topology.yaml")["sha256"] == archive.sha256_of(
-        kept.with_name("topology.yaml")
-    )
+    assert {one.id for one in crate.data_entities} == set(names(pack)) - {packs.CRATE}
+    assert crate.dereference("topology.yaml")["sha256"] == files.sha256(kept.with_name("topology.yaml"))
 
 
 def test_unpacked_folder_that_was_changed_is_refused(project: Path, elsewhere: Path) -> None:
@@ -236,7 +235,7 @@ def test_data_is_listed_by_checksum_and_compared(
     assert not any(name.startswith("data") for name in names(pack))
     (entry,) = json.loads(content(pack, "pack.json"))["data"]
     assert entry["path"] == "mine.npz"
-    assert entry["sha256"] == archive.sha256_of(project / "mine.npz")
+    assert entry["sha256"] == files.sha256(project / "mine.npz")
     said = testbed("up", pack)
     assert said.code == 2
     (place,) = re.findall(r"to (\S+/mine.npz)", said.err)
@@ -343,7 +342,7 @@ def test_interrupt_leaves_no_archive(project: Path, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layout, "encode", interrupted)
+    monkeypatch.setattr(packs, "encode_index", interrupted)
     with pytest.raises(KeyboardInterrupt):
         api.pack(run.path, out / "x.zip")
     assert list(out.iterdir()) == []
@@ -446,7 +445,7 @@ def test_links_devices_and_names_that_come_twice_are_refused(
             file.writestr("topology.yaml", "name: another")
     told = "not those that" if mode is None else "a link, a folder or a device"
     with pytest.raises(BadInputError, match=told):
-        archive.unpack(tmp_path / "bad.zip", elsewhere, print)
+        unpack(tmp_path / "bad.zip", elsewhere, print)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -463,15 +462,15 @@ def test_claimed_sizes_are_bounded_before_anything_is_written(
         for name, data in found.items():
             file.writestr(name, data)
     with pytest.raises(BadInputError, match="another size"):
-        archive.unpack(tmp_path / "bomb.zip", elsewhere, print)
+        unpack(tmp_path / "bomb.zip", elsewhere, print)
     raw = (tmp_path / "bomb.zip").read_bytes()
     size = len(bomb).to_bytes(4, "little")  # the list of files lies about the size, too
     (tmp_path / "liar.zip").write_bytes(raw.replace(size, (10).to_bytes(4, "little")))
     with pytest.raises(BadInputError):
-        archive.unpack(tmp_path / "liar.zip", elsewhere, print)
+        unpack(tmp_path / "liar.zip", elsewhere, print)
     assert list(elsewhere.iterdir()) == []
     with (
-        archive._BoundedFile(io.FileIO(linked_pack)) as file_of_any_size,
+        _BoundedFile(io.FileIO(linked_pack)) as file_of_any_size,
         pytest.raises(ValueError, match="too large"),
     ):
         file_of_any_size.read(2**30)
@@ -481,7 +480,7 @@ def test_flipped_bit_is_noticed_or_changes_no_file(
     linked_pack: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
     raw = linked_pack.read_bytes()
-    _, whole = archive.unpack(linked_pack, elsewhere / "whole", print)
+    _, whole = unpack(linked_pack, elsewhere / "whole", print)
     files = {path.relative_to(whole): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     refused = 0
     for position in np.random.default_rng(7).choice(len(raw), 150, replace=False):
@@ -490,7 +489,7 @@ def test_flipped_bit_is_noticed_or_changes_no_file(
         (tmp_path / "flipped.zip").write_bytes(damaged)
         packs = elsewhere / "flipped"
         try:
-            _, folder = archive.unpack(tmp_path / "flipped.zip", packs, print)
+            _, folder = unpack(tmp_path / "flipped.zip", packs, print)
         except BadInputError as error:
             refused += 1
             assert "damaged" in str(error)  # noqa: PT017
@@ -516,11 +515,11 @@ def test_other_files_are_no_packs(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="is a pack or another zip file"):
         api.validate(tmp_path / "other.zip")
     with pytest.raises(BadInputError, match=r"no pack.json"):
-        archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
+        unpack(tmp_path / "other.zip", tmp_path / "packs", print)
     with zipfile.ZipFile(tmp_path / "other.zip", "w", zipfile.ZIP_LZMA) as file:
         file.writestr("pack.json", "{}" * 100)
     with pytest.raises(BadInputError, match=r"compressed in another way"):
-        archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
+        unpack(tmp_path / "other.zip", tmp_path / "packs", print)
     assert not (tmp_path / "packs").exists()
 
 

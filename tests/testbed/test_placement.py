@@ -14,9 +14,7 @@ import pytest
 
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.host import swarm_nodes
-from testbed.host.nodes import Node
-from testbed.host.swarm_nodes import ready_nodes
+from testbed.host.nodes import Node, ready_nodes, swarm_nodes
 from testbed.plan import Catalog, HostResources, Plan, device_table, node_table, plan
 from testbed.runtimes.docker.specifications import planned_limits
 from testbed.topology import profiles
@@ -81,7 +79,7 @@ def test_swarm_on_this_machine_uses_the_allowed_cpus() -> None:
     last = max(before)
     os.sched_setaffinity(0, {last})
     try:
-        own, other = swarm_nodes.nodes(engine)
+        own, other = swarm_nodes(engine)
     finally:
         os.sched_setaffinity(0, before)
     assert (own.cpus, own.cores) == ((last,), 1)

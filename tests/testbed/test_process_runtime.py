@@ -34,9 +34,9 @@ from agents.mqtt.topics import CONTROLLER as CONTROLLER_COMPONENT
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.wire import messages
-from testbed.broker.configuration import find_mosquitto
+from testbed.broker import find_mosquitto
 from testbed.errors import BadInputError, HostError
-from testbed.host import die_with_parent, forkserver, run_module
+from testbed.host import forkserver, programs
 from testbed.host.cpus import cpu_numbers
 from testbed.plan import plan, this_host
 from testbed.plan.agent_configs import RunSpec
@@ -60,7 +60,7 @@ def module(folder: Path, code: str) -> tuple[str, ...]:
     """A Python module with a function `main` that does what `code` says."""
     text = f"import random\nimport numpy\n\ndef main():\n    exec({code!r}, {{}})\n"
     (folder / "stand_in.py").write_text(text)
-    return tuple(run_module.command("stand_in"))
+    return tuple(programs.command("stand_in"))
 
 
 def spec(path: Path, devices: int = 2, cpu: float = 0.1, more: str = "") -> RunSpec:
@@ -439,7 +439,7 @@ def test_remove_spares_its_caller_and_parents(tmp_path: Path) -> None:
 def test_program_that_cannot_start_says_why(parent: int, program: str, told: str) -> None:
     """It does not start after its parent died."""
     pid = str(parent or os.getpid())
-    command = [sys.executable, die_with_parent.__file__, pid, "0", "--", program, "alive"]
+    command = [sys.executable, "-I", programs.__file__, pid, "0", "--", program, "alive"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert told in done.stderr

@@ -22,8 +22,7 @@ from agents.links import packets
 from testbed.relay import relay_process
 from testbed.relay.main import OwnLink
 from testbed.relay.segments import SegmentLane, SegmentScheduler, SharedSegments
-from testbed.relay.sockets import Lane, Relay, on_wire
-from testbed.relay.traffic import Traffic
+from testbed.relay.sockets import Lane, Relay, Traffic, on_wire
 from tests.waiting import eventually
 
 HOST = "127.0.0.1"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed import up
+from testbed import broker, up
 from testbed.api import machine
-from testbed.broker import configuration
 from testbed.errors import HostError
 from tests.running import write_small_topology
 
@@ -29,13 +28,13 @@ def test_environment_has_no_conflicting_packages() -> None:
 
 
 def test_extra_broker_is_the_amqtt_that_messages_name() -> None:
-    assert PROJECT["optional-dependencies"]["broker"] == [configuration.AMQTT]
+    assert PROJECT["optional-dependencies"]["broker"] == [broker.AMQTT]
 
 
 @pytest.fixture
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configuration, "find_mosquitto", lambda: None)
-    monkeypatch.setattr(configuration, "has_amqtt", lambda: False)
+    monkeypatch.setattr(broker, "find_mosquitto", lambda: None)
+    monkeypatch.setattr(broker, "has_amqtt", lambda: False)
 
 
 @pytest.mark.parametrize("flower", [True, False])
@@ -43,8 +42,8 @@ def test_command_for_amqtt_spares_an_environment_with_flower(
     flower: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if flower else None)
-    command = configuration.amqtt_command()
-    assert (f"--target {configuration.AMQTT_FOLDER} '{configuration.AMQTT}'" in command) == flower
+    command = broker.amqtt_command()
+    assert (f"--target {broker.AMQTT_FOLDER} '{broker.AMQTT}'" in command) == flower
     assert command.endswith("'edge-fl-testbed[broker]'") != flower
 
 

@@ -205,9 +205,9 @@ def test_second_signal_does_not_cut_a_workers_exit_short(tmp_path: Path) -> None
     """A pool sends a worker SIGTERM, and its session another one."""
     program = (
         "import atexit, pathlib, signal, sys, time\n"
-        "from testbed.host import signals\n"
+        "from testbed.host import processes\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "signals.interrupt_once()\n"
+        "processes.interrupt_once()\n"
         "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, 'as with nohup'\n"
         "def leave():\n"
         "    print('ends', flush=True); time.sleep(0.5); pathlib.Path(sys.argv[1]).touch()\n"

@@ -11,12 +11,11 @@ from unittest.mock import Mock
 import pytest
 from packaging.requirements import Requirement
 
-from testbed import images
+from testbed import images, installing
 from testbed.errors import BadInputError
 from testbed.images import wheels
 from testbed.images.building import Builder, BuildTime
-from testbed.installing import installer
-from testbed.installing.installer import TorchSource
+from testbed.installing import TorchSource
 from testbed.run import preparing
 from testbed.topology import parse
 from tests.testbed.test_torch_index import add_wheel, served
@@ -41,7 +40,7 @@ def indexes(folder: Path, monkeypatch: pytest.MonkeyPatch, *, cpu_builds: bool =
     with served(pypi) as all_builds, served(cpu) as only_cpu:
         added = ("--extra-index-url", only_cpu) if cpu_builds else ()
         source = TorchSource(("--index-url", all_builds, *added), "the reason")
-        monkeypatch.setattr(installer, "cpu_source", lambda: source)
+        monkeypatch.setattr(installing, "cpu_source", lambda: source)
         yield ours
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from testbed import installing
 from testbed.errors import HostError
 from testbed.images import wheels
-from testbed.installing import installer
-from testbed.installing.installer import TorchSource
+from testbed.installing import TorchSource
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def no_settings_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setattr(installer, "_ANSWER_SECONDS", 120.0)  # this host may be busy
+    monkeypatch.setattr(installing, "_ANSWER_SECONDS", 120.0)  # this host may be busy
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -85,10 +85,10 @@ def test_pip_prefers_the_cpu_build_of_the_added_index_to_the_same_version_with_c
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==2.13.0\n")
     with served(tmp_path / "pypi") as pypi, served(tmp_path / "cpu") as cpu:
-        found = installer.cpu_source(cpu)
+        found = installing.cpu_source(cpu)
         assert found == TorchSource(("--extra-index-url", cpu), f"the CPU build, as {cpu} answers")
         both = TorchSource(("--index-url", pypi, *found.options), found.reason)
-        monkeypatch.setattr(installer, "cpu_source", lambda: both)
+        monkeypatch.setattr(installing, "cpu_source", lambda: both)
         folder = wheels.fetch_wheels(requirements, machine, tmp_path, threading.Event())
     [wheel] = folder.iterdir()
     assert wheel.name == f"torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_{machine}.whl"
@@ -98,23 +98,23 @@ def test_index_that_refuses_or_lacks_torch_is_not_added(tmp_path: Path) -> None:
     with socket.socket() as deaf:  # bound, but it does not listen
         deaf.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        refused = installer.cpu_source(address)
+        refused = installing.cpu_source(address)
     assert refused.options == ()
     assert "gigabytes of CUDA" in refused.reason
     assert f"{address}, does not answer ([Errno 111] Connection refused)" in refused.reason
     with served(tmp_path) as address:
-        assert "does not answer (File not found)" in installer.cpu_source(address).reason
+        assert "does not answer (File not found)" in installing.cpu_source(address).reason
 
 
 def test_silent_index_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installer, "_ANSWER_SECONDS", 0.4)
+    monkeypatch.setattr(installing, "_ANSWER_SECONDS", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        problem = installer._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        problem = installing._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert problem in ("nothing within 0.4 s", "timed out")
 
 
 def test_hanging_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installer, "_ANSWER_SECONDS", 0.4)
+    monkeypatch.setattr(installing, "_ANSWER_SECONDS", 0.4)
     answer = threading.Event()
 
     def hanging(*_: object, **__: object) -> object:
@@ -122,14 +122,14 @@ def test_hanging_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
         raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
-    assert installer._problem("http://index.example") == "nothing within 0.4 s"
+    assert installing._problem("http://index.example") == "nothing within 0.4 s"
     answer.set()
 
 
 def test_no_index_is_queried_with_an_nvidia_driver(tmp_path: Path) -> None:
     driver = tmp_path / "version"
     driver.touch()
-    found = installer.source_for_host("http://index.example", [tmp_path / "other", driver])
+    found = installing.source_for_host("http://index.example", [tmp_path / "other", driver])
     assert found.options == ()
     assert found.reason.endswith(f"with CUDA: NVIDIA driver found ({driver})")
 
@@ -137,14 +137,14 @@ def test_no_index_is_queried_with_an_nvidia_driver(tmp_path: Path) -> None:
 def test_without_an_nvidia_driver_the_cpu_build_is_taken(tmp_path: Path) -> None:
     add_torch(tmp_path, "2.13.0+cpu")
     with served(tmp_path) as cpu:
-        found = installer.source_for_host(cpu, [tmp_path / "version"])
+        found = installing.source_for_host(cpu, [tmp_path / "version"])
     assert found.options == ("--extra-index-url", cpu)
     assert found.reason == f"the CPU build, as {cpu} answers; no NVIDIA driver found"
 
 
 def test_no_index_is_queried_outside_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = installer.source_for_host("http://index.example", [])
+    found = installing.source_for_host("http://index.example", [])
     assert found == TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
 
 
@@ -157,12 +157,12 @@ def test_pip_settings_of_the_user_take_precedence(
         add_torch(tmp_path / "cpu", "2.13.0+cpu")
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
         monkeypatch.setenv("PIP_TIMEOUT", "20")
-        assert installer.cpu_source(cpu).options == ("--extra-index-url", cpu)
+        assert installing.cpu_source(cpu).options == ("--extra-index-url", cpu)
         settings = tmp_path / "pip.conf"
         settings.write_text("[install]\nextra-index-url = https://own.example\n    https://b.example\n")
         monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
         monkeypatch.setenv("PIP_NO_INDEX", "1")
-        found = installer.cpu_source(cpu)
+        found = installing.cpu_source(cpu)
     assert found.options == ()
     assert "the source in your pip settings (PIP_NO_INDEX, install.extra-index-url);" in found.reason
 
@@ -173,7 +173,7 @@ def test_missing_cpu_build_for_images_is_explained(
     """The build came from an index that does not answer now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0+cpu")
-    monkeypatch.setattr(installer, "cpu_source", lambda: TorchSource(("--no-index",), "the reason"))
+    monkeypatch.setattr(installing, "cpu_source", lambda: TorchSource(("--no-index",), "the reason"))
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==2.13.0\n")
     with pytest.raises(HostError, match=r"(?s)torch==2\.13\.0\+cpu.*\nPyTorch: the reason"):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from analysis.load import load
+from testbed import speed
 from testbed import topology as topologies
 from testbed.api import twins
 from testbed.api.launching import plan_run
-from testbed.speed import calibration
-from testbed.speed.calibration import from_core
+from testbed.speed import from_core
 from testbed.topology import profiles
 from testbed.virtual import slices
 from tests.running import Testbed
@@ -42,8 +42,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is in a folder of its own, on a host with a known speed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # also for the process of the twin
-    known = from_core(_CORE, calibration.calibrated_host())
-    calibration._keep(calibration._Cache(calibrations=(known,)))
+    known = from_core(_CORE, speed.calibrated_host())
+    speed._keep(speed._Cache(calibrations=(known,)))
 
 
 def _original(testbed: Testbed, text: str = _TEXT) -> Path:
@@ -124,8 +124,8 @@ def test_twin_is_as_fast_on_another_host(
     run = _original(testbed)
     assert testbed("twin", run, "--to", "twin", "--runtime", runtime).code == 0
     twice = {kind: 2 * speed for kind, speed in _CORE["training"].items()}
-    other = from_core({"gflops": [40.0] * 3, "training": twice}, calibration.calibrated_host())
-    calibration._keep(calibration._Cache(calibrations=(other,)))
+    other = from_core({"gflops": [40.0] * 3, "training": twice}, speed.calibrated_host())
+    speed._keep(speed._Cache(calibrations=(other,)))
     launch = plan_run(Path("twin/twin.yaml"), runtime=runtime)
     shares = {device.name: device.cpu for device in launch.plan.devices}
     assert shares["slow-1"] == pytest.approx(0.05 if runtime == "process" else 0.1, rel=0.02)

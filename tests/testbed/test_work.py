@@ -18,7 +18,7 @@ from agents.tasks.quadratic import Quadratic
 from testbed.data import datasets
 from testbed.data.datasets import Columns
 from testbed.plan import model_check
-from testbed.speed.calibration import Work
+from testbed.speed import Work
 from testbed.topology.data_settings import DataSettings
 
 

@@ -16,7 +16,7 @@ from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET, TLS_SOCKET, Listeners
 from testbed.errors import HostError
-from testbed.images import device_images
+from testbed.images import building, device_images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.runtimes.docker import executor
@@ -32,7 +32,7 @@ def ensure_images(
     """Build what this host lacks, with the topology's code and packages."""
     added = device_images.additions(spec.topology)
     with_gpus = any(device.gpu is not None for device in spec.plan.devices)
-    built = images.ensure(engine, progress, added, cuda=with_gpus)
+    built = building.ensure(engine, progress, added, cuda=with_gpus)
     labels = executor.helper_labels(spec.directory.run)
     return replace(
         built, groups=device_images.group_images(engine, spec.topology, built, progress, labels)

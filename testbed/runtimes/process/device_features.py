@@ -18,7 +18,7 @@ from agents.fields import FeatureAction
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import feature_settings
-from testbed.relay.traffic import Traffic
+from testbed.relay.sockets import Traffic
 from testbed.runtimes.process.duty_cycle import Children, cpu_clock
 
 

@@ -52,7 +52,7 @@ class DutyCycle:
 
     If a process leads a process group (`start_new_session=True`), its children are in that group. If the
     controller is killed, nothing resumes suspended processes. So start them through
-    `testbed.host.die_with_parent`, which ends them with the controller.
+    `testbed.host.programs`, which ends them with the controller.
     """
 
     def __init__(self) -> None:

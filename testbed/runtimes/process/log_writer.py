@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from agents.disk import files
-from testbed.host import subprocesses
+from testbed.host import processes
 
 LOG_BYTES = 4 * 2**20
 """Latest output that each log keeps: at least this, at most twice as much."""
@@ -34,7 +34,7 @@ class LogWriter:
         """Return a descriptor, which the caller has to close, whose output goes to the log at `path`."""
         path.touch()
         reading, writing = os.pipe()
-        reading = subprocesses.renumber(reading)  # one per device, of which there may be thousands
+        reading = processes.renumber(reading)  # one per device, of which there may be thousands
         os.set_blocking(reading, False)
         with self._lock:
             self._selector.register(

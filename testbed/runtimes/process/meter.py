@@ -12,7 +12,7 @@ import psutil
 from agents import features
 from agents.device.control_group import is_stopped, schedstat
 from agents.wire.messages import AddressedOrder, LinkProbe, NetworkProbe, Telemetry, UsageSample
-from testbed.relay.traffic import Traffic
+from testbed.relay.sockets import Traffic
 from testbed.runtimes import SERVERS, Meter
 from testbed.runtimes.process.device_features import DeviceFeatures
 from testbed.runtimes.process.duty_cycle import Children, DutyCycle, cpu_clock

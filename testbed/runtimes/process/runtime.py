@@ -40,11 +40,18 @@ from agents.fields import FeatureAction
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
-from testbed.broker import BROKER, Account, Listeners, TlsIdentity
+from testbed.broker import (
+    BROKER,
+    INSTALL_MOSQUITTO,
+    Account,
+    Listeners,
+    TlsIdentity,
+    find_mosquitto,
+    lack_of_broker,
+)
 from testbed.broker.access import new_identity
-from testbed.broker.configuration import INSTALL_MOSQUITTO, find_mosquitto, lack_of_broker
 from testbed.errors import BadInputError, HostError, from_os_error
-from testbed.host import die_with_parent, forkserver, run_module, subprocesses
+from testbed.host import forkserver, processes, programs
 from testbed.host.forkserver import ForkServer
 from testbed.plan import agent_configs, to_host_time
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec, real_places
@@ -62,7 +69,7 @@ BROKER_TIMEOUT_SECONDS = 10.0
 GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
-_MODULE = tuple(run_module.command(""))[:-1]
+_MODULE = tuple(programs.command(""))[:-1]
 """Beginning of a command that runs a Python module."""
 _LATER = {"agents.client.main": ("agents.client.training",)}
 """Imported only while a program runs, by the program's own module."""
@@ -126,14 +133,14 @@ class Programs:
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """None for the embedded broker."""
-    aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
-    client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
-    relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
+    aggregator: tuple[str, ...] = (*programs.command("agents.aggregator.main"),)
+    client: tuple[str, ...] = (*programs.command("agents.client.main"),)
+    relay: tuple[str, ...] = (*programs.command("testbed.relay.main"),)
 
 
 class ProcessRuntime:
     """For the main thread only: when a thread ends, all processes that it has started end, too
-    (`host.die_with_parent`)."""
+    (`host.programs`)."""
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
@@ -178,7 +185,7 @@ class ProcessRuntime:
         file descriptors.
         """
         count = len(self._devices)
-        subprocesses.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
+        processes.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
         topology = self._spec.topology
         accounts = broker.accounts(
             self._directory.run, topology.device_names, secure=topology.secure is not None
@@ -413,7 +420,7 @@ class ProcessRuntime:
         limits = agent_configs.broker_limits(self._spec.topology)
         if self._programs.mosquitto is None:
             config = broker.write_embedded(folder, accounts, at, identity, limits=limits)
-            return run_module.command("testbed.broker.embedded", str(config))
+            return programs.command("testbed.broker.embedded", str(config))
         conf = broker.write_mosquitto(folder, accounts, at, identity, limits=limits)
         pipe = str(folder / "log")
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
@@ -446,7 +453,7 @@ class ProcessRuntime:
                 self._children[name] = forks.fork(module, argument, name=name, cpus=cpus, log=log)
                 return
             self._children[name] = psutil.Popen(
-                [*die_with_parent.prefix(cpus), *command],
+                [*programs.tied_prefix(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 from agents.texts import make_printable
 from testbed import bundle
 from testbed.errors import HostError, from_os_error
-from testbed.host import die_with_parent
+from testbed.host import programs
 
 OLDEST_PYTHON = (3, 9)
 T = TypeVar("T")
@@ -187,7 +187,7 @@ class Connections:
             if self._is_closed:
                 raise HostError(f"{target.host}: the run is ending")
             process = subprocess.Popen(
-                [*die_with_parent.prefix(self.cpus), *target.command],
+                [*programs.tied_prefix(self.cpus), *target.command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

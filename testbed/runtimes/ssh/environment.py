@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed import bundle
+from testbed import bundle, installing
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.images.wheels import significant_lines
-from testbed.installing import installer
 from testbed.runtimes.ssh.connection import Connections, SshTarget, shown
 
 if TYPE_CHECKING:
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 
 def image_tag(topology: Topology) -> str:
     """Return the tag of the image, without asking an engine."""
-    from testbed.images import tags
+    from testbed import images
     from testbed.images.device_images import additions
 
-    agent, own = tags.current_tags(tags.FOLDER, tags.AGENTS)["agent"], additions(topology)
+    agent, own = images.current_tags(images.FOLDER, images.AGENTS)["agent"], additions(topology)
     if own is None or not own.requirements:
         return agent
-    return tags.added_tags(own, agent)["requirements"]
+    return images.added_tags(own, agent)["requirements"]
 
 
 def image_problem(image: str, engine: str, machine: str) -> str | None:
@@ -63,7 +62,7 @@ def image_problem(image: str, engine: str, machine: str) -> str | None:
 def image_archive(topology: Topology, progress: Callable[[str], None]) -> Iterator[Path]:
     """Compressed archive of the image, built if missing, in a context that removes the file. Raises
     HostError."""
-    from testbed import images
+    from testbed.images import building
     from testbed.images.device_images import additions
 
     image = image_tag(topology)
@@ -71,7 +70,7 @@ def image_archive(topology: Topology, progress: Callable[[str], None]) -> Iterat
         closing(docker_engine.connect()) as engine,
         tempfile.NamedTemporaryFile(dir=cache.folder()) as file,
     ):
-        images.ensure(engine, progress, additions(topology))
+        building.ensure(engine, progress, additions(topology))
         progress(f"Packing {image} for real devices")
         try:
             with gzip.open(file, "wb", compresslevel=1) as packed:
@@ -108,7 +107,7 @@ def attempts(lines: Sequence[str]) -> list[list[str]]:
     """Arguments of `pip install`, to try one after the other. The first two get PyTorch's CPU build,
     which the device's own index may have; the last takes whatever that index has."""
     cpu = [f"{line}+cpu" if line.startswith("torch==") else line for line in lines]
-    return [cpu, ["--extra-index-url", installer.CPU_INDEX, *cpu], list(lines)]
+    return [cpu, ["--extra-index-url", installing.CPU_INDEX, *cpu], list(lines)]
 
 
 def archive(code: Path | None) -> bytes:

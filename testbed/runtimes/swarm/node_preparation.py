@@ -15,21 +15,21 @@ from docker.errors import APIError, ImageNotFound
 
 from testbed import images
 from testbed.errors import HostError
-from testbed.host import cache, docker_engine, swarm_nodes
-from testbed.host.nodes import Node
-from testbed.images import Images
+from testbed.host import cache, docker_engine
+from testbed.host.nodes import Node, manages_swarm, swarm_nodes
+from testbed.images import Images, building
 from testbed.plan import agent_configs
 from testbed.runtimes.docker.executor import as_host_error
 from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.swarm.engine_proxies import EngineProxies
 from testbed.runtimes.swarm.removal import temporary_proxies
-from testbed.speed import device_benchmark
-from testbed.speed.calibration import (
+from testbed.speed import (
     CalibratedHost,
     Calibration,
     cache_for_nodes,
     cached_for_nodes,
     calibrate,
+    device_benchmark,
     from_core,
 )
 
@@ -141,7 +141,7 @@ def prune_images(manager: docker.DockerClient, progress: Progress) -> None:
     """Remove copied images that no container uses from the other nodes. The next run copies them again.
     No effect if this engine manages no Swarm. Raises HostError."""
     with as_host_error("remove images"):
-        nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
+        nodes = swarm_nodes(manager) if manages_swarm(manager.info()) else []
         if len(nodes) < 2 or not _read_copied():
             return
         base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
@@ -197,7 +197,7 @@ def calibrations(
     if missing := [node for node in others if node.id not in found]:
         progress(f"Measuring the speed of a core of {', '.join(node.name for node in missing)}")
         with closing(docker_engine.connect()) as manager:
-            built = images.ensure(manager, progress)
+            built = building.ensure(manager, progress)
             built = push_images(manager, built, registry, progress)
             here = [node for node in nodes if node.here]
             with temporary_proxies(manager, [*here, *missing], built.base, "calibration") as proxies:

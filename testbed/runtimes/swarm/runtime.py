@@ -43,8 +43,8 @@ from testbed import images
 from testbed.broker import BROKER, SOCKET, TLS_SOCKET
 from testbed.broker.access import PublicPort, new_identity
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, kernel, numerics, swarm_nodes
-from testbed.host.nodes import Node
+from testbed.host import docker_engine, kernel, numerics
+from testbed.host.nodes import Node, local_swarm_nodes, manages_swarm, swarm_nodes
 from testbed.images import Images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
@@ -94,7 +94,7 @@ def is_available() -> bool:
 def _manager() -> Iterator[docker.DockerClient | None]:
     with docker_engine.connect_if_present() as client:
         try:
-            manages = client is not None and swarm_nodes.manages(client.info())
+            manages = client is not None and manages_swarm(client.info())
         except docker_engine.ERRORS:
             manages = False
         yield client if manages else None
@@ -102,14 +102,14 @@ def _manager() -> Iterator[docker.DockerClient | None]:
 
 def check_host() -> None:
     """Raise HostError unless this host manages a Swarm that can be used for runs."""
-    swarm_nodes.local_nodes()
+    local_swarm_nodes()
 
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     """Build missing images first, and push them if the topology names a registry. Raises HostError."""
     with closing(docker_engine.connect()) as client:
-        nodes = swarm_nodes.nodes(client)
+        nodes = swarm_nodes(client)
         there = {node.id for node in nodes}
         if gone := [node.name for node in spec.plan.nodes if node.id not in there]:
             raise HostError(
@@ -160,7 +160,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         with as_host_error("list the services"):
             if not any(removal.objects(manager, run)):
                 return True
-        nodes = swarm_nodes.nodes(manager)
+        nodes = swarm_nodes(manager)
         current = images.current_tags(images.FOLDER, images.AGENTS)
         image = engine_proxies.proxy_image(manager, run) or current["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:

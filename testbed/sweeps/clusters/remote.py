@@ -31,14 +31,20 @@ import msgspec
 from agents.texts import make_printable
 from testbed import bundle
 from testbed.errors import HostError
-from testbed.host.signals import uninterrupted
+from testbed.host.processes import uninterrupted
 from testbed.run import provenance
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import files
 from testbed.sweeps.clusters import Cluster, Target, connect
-from testbed.sweeps.files import NeededFile
-from testbed.sweeps.worker import REFUSED, CellOrder, CellOutcome, WorkerPool
+from testbed.sweeps.worker import (
+    REFUSED,
+    CellOrder,
+    CellOutcome,
+    NeededFile,
+    WorkerPool,
+    find_needed,
+    local_data_root,
+)
 from testbed.topology import Topology, units
 from testbed.traits import is_simulated
 
@@ -213,7 +219,7 @@ def _execute(order: CellJob, attempt: Path, is_cancelled: Callable[[], bool]) ->
     directory = RunDirectory.create(attempt, order.run)
     unpack_folder(order.inputs, directory.path, MAX_INPUTS)
     root = None if order.data_root is None else Path(order.data_root)
-    options = Options(order.runtime, order.oversubscribe, files.local_data_root(root))
+    options = Options(order.runtime, order.oversubscribe, local_data_root(root))
     with (
         _only_on_host(is_cancelled) if order.emulated else nullcontext(),
         _processes(order.sweep, emulating=order.emulated) as processes,
@@ -351,7 +357,7 @@ class ClusterPool:
             emulated=emulated,
             oversubscribe=options.oversubscribe,
             data_root=None if options.data_root is None else str(options.data_root),
-            needed=files.find_needed(topology, options.data_root),
+            needed=find_needed(topology, options.data_root),
             max_result=self._target.max_result,
         )
         ended: Future[CellOutcome] = Future()

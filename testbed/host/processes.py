@@ -1,4 +1,5 @@
-"""Programs that this process runs and waits for, and its file descriptors."""
+"""Programs that this process runs and waits for, its file descriptors, and its signals: SIGTERM and
+SIGHUP end a run like Ctrl-C, and cleanup is not interrupted."""
 
 from __future__ import annotations
 
@@ -9,12 +10,89 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from testbed.errors import HostError
+
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def interrupting(spared: int = 0) -> Iterator[Callable[[], bool]]:
+    """Raise KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP; yield a function that returns whether a
+    signal was received. `spared`: number of signals that are only recorded; a block that ends by itself
+    after the first may hang, so that the second has to interrupt it."""
+    received: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > spared:
+            raise KeyboardInterrupt
+
+    with _handlers(interrupt, _not_ignored()):
+        yield lambda: bool(received)
+
+
+def interrupt_once() -> None:
+    """For a process that ends on its first signal: raise KeyboardInterrupt on SIGINT, SIGTERM or SIGHUP,
+    and ignore further ones, so that nothing cuts short what the process does at its exit."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        ignore_signals()
+        raise KeyboardInterrupt
+
+    for number in _not_ignored():
+        signal.signal(number, interrupt)
+
+
+def ignore_signals() -> None:
+    """Ignore SIGINT, SIGTERM and SIGHUP from now on."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT (Ctrl-C), SIGTERM and SIGHUP."""
+    with _handlers(signal.SIG_IGN, _ENDING):
+        yield
+
+
+def interrupt_at_end_of_input() -> None:
+    """Standard input ends when the process at the other end closes the pipe, or when that process ends
+    for any reason. This process then receives SIGTERM."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end of input", daemon=True).start()
+
+
+def _not_ignored() -> list[signal.Signals]:
+    """A process that is started with `nohup`, for example, ignores SIGHUP."""
+    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def _handlers(handler: Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it receives signals
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():  # None: the handler was not set from Python
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+
 
 _GRACE_SECONDS = 4.0
 """Seconds between SIGTERM and SIGKILL, for a program's own cleanup."""

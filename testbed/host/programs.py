@@ -1,7 +1,12 @@
-"""Start a program on given CPUs so that it ends when its parent ends, for whatever reason.
+"""Start of programs: modules of the testbed, and programs that end when their parent ends, for whatever
+reason.
 
-`python -I -S die_with_parent.py PARENT_PID CPUS -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at
-the parent's death, restricts itself to the CPUs (such as `0,1,5`), and executes the program. This needs
+`python -P programs.py MODULE ARGUMENT...` runs a module of the testbed. Unlike `python -m`, the new
+process always imports the modules of the package that started it, even if the package is inside a wheel
+(`testbed.bundle`). Folders called `agents` or `testbed` in the working directory are ignored (-P).
+
+`python -I -S programs.py PARENT_PID CPUS -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at the
+parent's death, restricts itself to the CPUs (such as `0,1,5`), and executes the program. This needs
 Linux. On other systems, the program may outlive its parent, and `testbed down` must end the programs of
 a killed controller.
 
@@ -21,7 +26,27 @@ _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 
 
-def prefix(cpuset: str = "") -> list[str]:
+def command(module: str, *arguments: str) -> list[str]:
+    """`module`: dotted name. For a package, the command runs its module `__main__`."""
+    return [sys.executable, "-P", __file__, module, *arguments]
+
+
+def run_module() -> None:
+    """Run the module that `sys.argv` names."""
+    import importlib.util  # here, because `command` does not need these modules
+    import runpy
+    from pathlib import Path
+
+    package = Path(__file__).parents[1]
+    found = importlib.util.find_spec("testbed")
+    if found is None or found.origin is None or Path(found.origin).parent != package:
+        sys.path.insert(0, str(package.parent))
+    importlib.import_module("testbed")
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def tied_prefix(cpuset: str = "") -> list[str]:
     """Arguments to put before a command so that it ends when this process ends.
 
     The command runs on the CPUs of `cpuset`, or on the CPUs of this process if `cpuset` is empty. Python
@@ -34,7 +59,7 @@ def prefix(cpuset: str = "") -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), numbers, "--"]
 
 
-def ask(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies. If the parent is already dead, exit
     now."""
     import ctypes  # here, because the import is slow
@@ -44,10 +69,10 @@ def ask(parent: int) -> None:
         sys.exit("the controller ended before this process started")
 
 
-def main(parent: int, cpus: str, command: list[str]) -> None:
+def execute_tied(parent: int, cpus: str, command: list[str]) -> None:
     """If that fails, print the reason and exit with code 1."""
     if sys.platform == "linux":
-        ask(parent)
+        die_with_parent(parent)
     try:
         if sys.platform == "linux":
             os.sched_setaffinity(0, map(int, cpus.split(",")))
@@ -57,4 +82,7 @@ def main(parent: int, cpus: str, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[4:])
+    if sys.flags.isolated:
+        execute_tied(int(sys.argv[1]), sys.argv[2], sys.argv[4:])
+    else:
+        run_module()
