@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import combinations
-from math import inf, isfinite, nan, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -13,7 +14,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis import metrics
+from analysis.features import COSTS
 from analysis.load import Run
+from analysis.part import CostFigure
 
 _RESAMPLES = 2000
 _MIN_CONFIGURATIONS = 3
@@ -21,13 +24,13 @@ _MIN_CONFIGURATIONS = 3
 same tau as the original, or no tau if one configuration was drawn twice."""
 
 Costs = npt.NDArray[np.float64]
-"""Seconds or joules: a row per configuration or seed, a column per runtime."""
+"""Seconds or another cost: a row per configuration or seed, a column per runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedConfiguration:
-    """Configuration with what it needed to reach the target (seconds, or joules of all devices), and its
-    ranks."""
+    """Configuration with what it needed to reach the target (seconds, or another cost of all devices),
+    and its ranks."""
 
     name: str
     virtual_cost: float
@@ -79,19 +82,21 @@ def times(
     return _table(configurations, virtual, real, lambda run: metrics.crossed(run, "accuracy", target))
 
 
-def energies(
+def other_costs(
     configurations: Sequence[str], virtual: Sequence[Run], real: Sequence[Run], target: float
-) -> pd.DataFrame | None:
-    """Like `times`, with the joules of all devices until the accuracy `target`; None if a run counted no
-    energy."""
-    if any(run.energy.empty for run in (*virtual, *real)):
-        return None
+) -> dict[str, pd.DataFrame]:
+    """Like `times`, with further costs of all devices until the accuracy `target` (`features.COSTS`), by
+    name. Costs that a run did not count are left out."""
 
-    def joules(run: Run) -> float:
+    def until(cost: CostFigure, run: Run) -> float:
         at = metrics.crossed(run, "accuracy", target)
-        return float(metrics.consumed(run, at)) if at < inf else inf
+        return float(cost.until(run, at)) if at < inf else inf
 
-    return _table(configurations, virtual, real, joules)
+    return {
+        name: _table(configurations, virtual, real, partial(until, cost))
+        for name, cost in COSTS.items()
+        if not any(isnan(float(cost.until(run, 0.0))) for run in (*virtual, *real))
+    }
 
 
 def _table(
@@ -109,7 +114,7 @@ def _table(
 
 def agreement(costs: pd.DataFrame) -> RankAgreement[RankedConfiguration]:
     """`costs` has a row for each seed of a configuration. Its columns are `configuration`,
-    `virtual_cost` and `real_cost`: seconds or joules to the target, infinite or NaN if it was not
+    `virtual_cost` and `real_cost`: seconds or another cost to the target, infinite or NaN if it was not
     reached. Raises ValueError for fewer than two configurations."""
     columns = costs[["virtual_cost", "real_cost"]].astype(np.float64).fillna(inf)
     runs = {

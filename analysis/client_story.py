@@ -48,7 +48,7 @@ def _moments(record: events.Record, client: str) -> Iterator[Moment]:
         case events.Acted(at, one, source, _, details) if one == client:
             yield Moment(at, f"action of {source} on its device: {json.dumps(dict(details))}")
         case events.WrongSum(at, updates, answers) if client in (*updates, *answers):
-            yield Moment(at, f"wrong secure sum discarded: {record.senders}")
+            yield Moment(at, f"wrong sum discarded: {record.senders}")
         case events.Disrupted(at, since, reason):
             yield Moment(since, f"disruption until {at:.3f} s: {reason}")
         case events.Note(at, message) if client in message.replace(",", " ").split():

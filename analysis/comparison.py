@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import isfinite, isnan, nan
 
 import pandas as pd
 
 from agents.events import COMPLETE
 from analysis import metrics, summary
+from analysis.features import COSTS
 from analysis.load import Run
 from analysis.manifest import verdict
 from analysis.metrics import ConfidenceInterval, Cost
@@ -36,8 +38,8 @@ class ComparisonRow:
     runs: int
     """Number of runs."""
     reached: int
-    """Number of runs that reached the target. If any missed it, `time`, `rounds`, `updates`, `bytes` and
-    `energy` have no mean, but a median or a lower bound of the median."""
+    """Number of runs that reached the target. If any missed it, costs have no mean, but a median or a
+    lower bound of the median."""
     time: Cost
     """Seconds of device time, interpolated between evaluations."""
     resolution: float
@@ -50,9 +52,9 @@ class ComparisonRow:
     bytes: Cost
     """Payload bytes of the updates applied up to the first evaluated model that reached the target,
     without downloads."""
-    energy: Cost
-    """Joules of all devices at the first evaluated model that reached the target. Without values if no
-    energy was counted."""
+    others: Mapping[str, Cost]
+    """Further costs of all devices at the first evaluated model that reached the target, by name
+    (`features.COSTS`). Without values if they were not counted."""
     accuracy: ConfidenceInterval
     """Last evaluation, as a share."""
     loss: ConfidenceInterval
@@ -211,8 +213,7 @@ def _row(
     level = nan if target is None else target
     needed = [metrics.reached(run, level) for run in runs]
     crossed = [metrics.crossing(run, "accuracy", level) for run in runs]
-    unknown = metrics.Reached(nan, nan, nan, nan, nan)
-    limits = [unknown if target is None else metrics.observed(run) for run in runs]
+    limits = [metrics.UNKNOWN if target is None else metrics.observed(run) for run in runs]
     times = [one.time if isfinite(one.time) else nan for one in crossed]
     verdicts = summary.verdicts(runs)
     return ComparisonRow(
@@ -227,7 +228,12 @@ def _row(
         rounds=metrics.cost([one.rounds for one in needed], [one.rounds for one in limits]),
         updates=metrics.cost([one.updates for one in needed], [one.updates for one in limits]),
         bytes=metrics.cost([one.bytes for one in needed], [one.bytes for one in limits]),
-        energy=metrics.cost([one.energy for one in needed], [one.energy for one in limits]),
+        others={
+            name: metrics.cost(
+                [one.others[name] for one in needed], [one.others[name] for one in limits]
+            )
+            for name in COSTS
+        },
         accuracy=_final(runs, lambda line: line.accuracy),
         loss=_final(runs, lambda line: line.loss),
         valid=verdicts.get("valid", 0) + verdicts.get("simulated", 0),
@@ -329,7 +335,7 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
         "rounds": lambda row: _cost(row.rounds, 1.0, 0),
         "updates": lambda row: _cost(row.updates, 1.0, 0),
         "MB up": lambda row: _cost(row.bytes, 1e-6, 2),
-        "energy J": lambda row: _cost(row.energy, 1.0, 0),
+        **{f"{name} {cost.unit}": partial(_other_cost, name) for name, cost in COSTS.items()},
         "speed-up": lambda row: "–" if isnan(row.speed_up) else f"{row.speed_up:.2f}×",
         "final accuracy %": lambda row: _spread(row.accuracy, 100.0, 1),
         "final loss": lambda row: _spread(row.loss, 1.0, 3),
@@ -337,21 +343,13 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
     if len({row.task for row in rows}) < 2:
         del columns["task"]
     if all(isnan(row.accuracy.mean) and not row.reached for row in rows):
-        costs = (
-            "time s",
-            "resolution s",
-            "rounds",
-            "updates",
-            "MB up",
-            "energy J",
-            "speed-up",
-            "final accuracy %",
-        )
-        columns = {name: cell for name, cell in columns.items() if name not in costs}
+        kept = ("", "task", "runs", "final loss")
+        columns = {name: cell for name, cell in columns.items() if name in kept}
     elif any(row.reached < row.runs for row in rows):
         columns["reached"] = lambda row: f"{row.reached} of {row.runs}"
-    if all(_cost(row.energy, 1.0, 0) == "–" for row in rows):
-        columns.pop("energy J", None)
+    for name, cost in COSTS.items():
+        if all(_other_cost(name, row) == "–" for row in rows):
+            columns.pop(f"{name} {cost.unit}", None)
     if any(row.valid < row.runs for row in rows):
         columns["valid"] = lambda row: f"{row.valid} of {row.runs}{_not_judged(row)}"
     if any(row.repeats for row in rows):
@@ -361,6 +359,10 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
 
 def _not_judged(row: ComparisonRow) -> str:
     return f", {row.not_judged} not judged" if row.not_judged else ""
+
+
+def _other_cost(name: str, row: ComparisonRow) -> str:
+    return _cost(row.others[name], 1.0, 0)
 
 
 def _cost(cost: Cost, scale: float, digits: int) -> str:
@@ -399,7 +401,7 @@ def paper_table(rows: Sequence[ComparisonRow]) -> pd.DataFrame:
     """Fields of `ComparisonRow`. An interval such as `time` (s) has the columns `time_mean`, `time_low`
     and `time_high`, a cost also `time_median` and `time_above`, a setting one such as
     `settings_rule`."""
-    table = pd.json_normalize([asdict(row) for row in rows], sep="_")
+    table = pd.json_normalize([{**(own := asdict(row)), **own.pop("others")} for row in rows], sep="_")
     return table.drop(columns=table.filter(regex="_count$").columns)
 
 

@@ -68,7 +68,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     - `train`: from the first to the last local step.
     - `upload`: from the first byte until the aggregator had the whole update.
     - `paused`: frozen by the scenario or by hand.
-    - `unpowered`: without power, because the battery is too low.
+    - `unpowered`: without power.
     - `offline`: cut off from the network, absent, or crashed. After an absence or a crash, the state
       lasts until the device reports that it is ready.
     - `unfinished`: in a round whose update is not applied, because the run ended, the device left, or

@@ -16,6 +16,7 @@ import pandas as pd
 from pyarrow import parquet
 
 from analysis import columns, device_states, summary
+from analysis.features import FEATURES
 from analysis.load import Run
 
 
@@ -63,7 +64,7 @@ def _row(run: Run) -> dict[str, Any]:
 # Times in the file are device time in microseconds. The aggregator is one process with a track of the
 # versions. Each device group is one process, with one thread per device; the slices of a thread are the
 # device's states (`device_states.timeline`). An arrow leads from each applied update to its version.
-# Counters: CPU use, sending and receiving rate, memory, power and battery of each device, and the
+# Counters: CPU use, sending and receiving rate, memory and figures of features of each device, and the
 # model's accuracy and loss. Actions on devices and rejected updates are instants.
 
 _SERVER = 1
@@ -74,8 +75,6 @@ _HIDDEN = frozenset({"wait"})
 _COUNTERS = {"cpu": ("CPU", "cores"), "sent": ("sent", "byte/s"), "received": ("received", "byte/s")}
 """Cumulative column of the telemetry -> title and unit of its counter, which shows the growth per
 second."""
-_ENERGY = {"level": ("battery (%)", 100.0), "power": ("power (W)", 1.0)}
-"""Column -> name and scale factor of its counter."""
 _UPDATE_FIELDS = ("sequence", "base_version", "applied_version", "staleness", "weight", "loss", "bytes")
 """Shown by an update's training slice."""
 
@@ -160,7 +159,7 @@ def _states(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, A
 
 
 def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
-    """Telemetry and energy. Perfetto shows counters per process, so each name begins with the device."""
+    """Telemetry. Perfetto shows counters per process, so each name begins with the device."""
     samples = run.telemetry[run.telemetry["at"] >= 0]
     for device, own in samples.groupby("device", observed=True):
         if (track := tracks.get(str(device))) is None:
@@ -171,13 +170,13 @@ def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str,
         for column, (title, unit) in _COUNTERS.items():
             for at, value in _growth(own, column):
                 yield _counter(process, f"{device} {title} ({unit})", at, value)
-    energy = run.energy[run.energy["at"] >= 0]
-    for device, own in energy.groupby("device", observed=True):
-        if (track := tracks.get(str(device))) is None:
-            continue
-        for column, (name, scale) in _ENERGY.items():
-            for at, value in own[["at", column]].dropna().itertuples(index=False):
-                yield _counter({"pid": track["pid"]}, f"{device} {name}", at, scale * value)
+    for counter in (one for part in FEATURES for one in part.counters):
+        table = run.more[counter.table]
+        known = table.loc[table["at"] >= 0, ["device", "at", counter.column]].dropna()
+        for device, at, value in known.itertuples(index=False):
+            if (track := tracks.get(str(device))) is not None:
+                name = f"{device} {counter.name}"
+                yield _counter({"pid": track["pid"]}, name, at, counter.scale * value)
 
 
 def _growth(samples: pd.DataFrame, column: str) -> Iterator[tuple[float, float]]:

@@ -34,6 +34,7 @@ from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from analysis import columns, records
 from analysis import manifest as manifests
+from analysis.features import FEATURES, RECORDS, STREAMS
 
 _MAX_TABLES = 50
 """Tables of one kind of record, above which they are concatenated into one."""
@@ -64,70 +65,41 @@ class Run:
     ended: events.RunEnded | None
     """The end of the run; None while it is running, and after a crash."""
     devices: pd.DataFrame
-    """Devices as planned: `device`, `group`, `profile`, `cpu` (share of one core), `gflops` (Gflop/s),
-    `speed` (factor), `memory` (bytes), `samples`, `importance` (p_i, sums to 1). Values that are not set
-    are NaN."""
+    """Devices as planned. Values that are not set are NaN."""
     updates: pd.DataFrame
-    """`events.UpdateApplied`, in the order of application, with the `group` of the client. The columns
-    from `dispatched` to `applied` are times (s). `bytes` is the payload size."""
+    """`events.UpdateApplied`, in the order of application, with the `group` of the client."""
     versions: pd.DataFrame
-    """`events.VersionMade`: `at` (s), `version`, and `updates`, the number of updates in the version."""
+    """`events.VersionMade`."""
     evaluations: pd.DataFrame
-    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1). For language tasks
-    also `perplexity`, which is exp(loss)."""
+    """`events.Evaluated`. For language tasks also `perplexity`, which is exp(loss)."""
     parts: pd.DataFrame
-    """`events.EvaluatedPart`: `at` (s), `version`, `part` (`class` or `device`), `name`, `samples`,
-    `loss`, `accuracy` (share, 0 to 1). Empty if the topology does not request this evaluation."""
+    """`events.EvaluatedPart`. Empty if the topology does not request this evaluation."""
     statuses: pd.DataFrame
-    """`events.ClientStatus`: `at` (s), `client`, `state`."""
+    """`events.ClientStatus`."""
     rejected: pd.DataFrame
-    """`events.UpdateRejected`: `at` (s), `client`, `reason`, `dispatch`."""
+    """`events.UpdateRejected`."""
     clipped: pd.DataFrame
-    """`events.UpdateClipped`: `at` (s), `client`, `norm` before clipping."""
+    """`events.UpdateClipped`."""
     unfinished: pd.DataFrame
-    """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version` and
-    `dispatch`."""
-    rounds: pd.DataFrame
-    """`RoundEnergy`: `at` (s), `client`, `dispatch`, `energy_j` (J), `outcome` (`sent` or
-    `lost`), `level` (share of the battery's capacity). Empty unless the topology has `energy`."""
-    draws: pd.DataFrame
-    """`events.ClientsDrawn`: `at` (s), `draw`, `wanted`, `eligible`, `chosen`, `added` and `removed`.
-    Empty if the topology has no `selection`."""
+    """`events.RoundUnfinished`."""
     notes: pd.DataFrame
-    """`events.Note`: `at` (s), `message`."""
+    """`events.Note`."""
     scenario: pd.DataFrame
-    """`events.Acted`, the actions on devices: `at` (s), `device`, `source`, `lateness` (s), `action`,
-    and `details`, which is the whole action as JSON."""
+    """`events.Acted`, the actions on devices; `details` is the whole action as JSON."""
     telemetry: pd.DataFrame
-    """Telemetry with one row per sample. `device`, `at` (s), `memory` (bytes), `monotonic` (the host's
-    clock in the last segment of the run, s). Without `monotonic_zero` in the manifest, `at` is NaN.
-
-    Counters since the start of the device: `cpu` (CPU seconds of one host core), `periods` and
-    `throttled_periods` (of the CFS quota), `throttled` (s), `received` and `sent` (bytes).
-
-    Counters of the uplink: `up_busy` (s in which packets waited in the queue), `up_left` (bytes that
-    left the queue in that time) and `up_allowed` (bytes that the rate allows in that time). The same
-    counters of the downlink are `down_busy`, `down_left` and `down_allowed`.
-    """
+    """One row per sample. Without `monotonic_zero` in the manifest, `at` is NaN."""
     probes: pd.DataFrame
-    """Links as measured by the devices: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter` (s),
-    `loss` (share), `monotonic` (s)."""
-    energy: pd.DataFrame
-    """Energy of the devices, with one row per sample: `device`, `at` (s), `consumed` and `transferred`
-    (J since the start of the run), `power` (mean since the sample before, W), and for batteries `level`
-    (share of the capacity), `supplied` (J) and `charging` (W). `monotonic` as in `telemetry`. Empty
-    unless the topology has `energy`."""
-    network: pd.DataFrame
-    """Use of the segments of `network` over time: `at` (s), `seconds` up to `at` that the row is about,
-    `segment`, `way` (`up` or `down`), `device` (empty for background traffic), and the `bytes` that
-    passed. `monotonic` as in `telemetry`. Empty if the topology has no segments."""
+    """Links as measured by the devices."""
     fidelity: pd.DataFrame
-    """Content of `fidelity.json`: `device`, `group`, `figure`, `asked` (requested), `got` (measured),
-    `error` (%). Empty until the run has ended.
+    """Requested and measured figures (`fidelity.json`). Empty until the run has ended."""
+    more: Mapping[str, pd.DataFrame]
+    """Tables of features (`analysis.features`) by name. Each is an attribute, too, and empty if the
+    topology does not have the feature."""
 
-    Figures: `cpu` (share of one core); `up` and `down` (bit/s); `rtt` and `jitter` (s); `loss` (share);
-    `up_carried` and `down_carried` (share of the link's rate that was used while packets waited).
-    """
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name != "more" and name in self.more:  # without `more`, while it is unpickled
+            return self.more[name]
+        raise AttributeError(f"a run has no attribute {name!r}")
 
     def __repr__(self) -> str:
         """The default would print the tables, which are long."""
@@ -168,11 +140,8 @@ class Run:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables, by the names of their attributes."""
-        return {
-            name: table
-            for name in self.__dataclass_fields__
-            if isinstance(table := getattr(self, name), pd.DataFrame)
-        }
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**{name: one for name, one in own.items() if isinstance(one, pd.DataFrame)}, **self.more}
 
     def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
         """Write every table to `folder` as `<table>.<form>`, and return the files. Create the folder if
@@ -248,8 +217,13 @@ class Follower:
             starts=tuple(self._starts),
             ended=self._ended,
             devices=devices,
-            updates=_with_energy(updates, frames["energy"]).assign(
-                group=_groups(updates["client"], devices)
+            updates=updates.assign(
+                **{
+                    name: column.values(updates, frames)
+                    for part in FEATURES
+                    for name, column in part.update_columns.items()
+                },
+                group=_groups(updates["client"], devices),
             ),
             versions=frames["version"],
             evaluations=_with_perplexity(frames["evaluation"], manifest),
@@ -260,16 +234,31 @@ class Follower:
             rejected=_planned(frames["rejected"], "client", devices),
             clipped=_planned(frames["clipped"], "client", devices),
             unfinished=_planned(frames["unfinished"], "client", devices),
-            draws=frames["draw"],
-            rounds=_planned(frames["energy"], "client", devices),
             notes=frames["note"],
             scenario=_planned(frames[events.Acted.event], "device", devices),
             telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),
             probes=_planned(self._in_device_time(frames["probe"], manifest), "device", devices),
-            energy=_planned(self._recorded(frames["energy_sample"], manifest), "device", devices),
-            network=self._recorded(frames["network"], manifest),
             fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
+            more=self._more(frames, devices),
         )
+
+    def _more(
+        self, frames: Mapping[str, pd.DataFrame], devices: pd.DataFrame
+    ) -> dict[str, pd.DataFrame]:
+        """Tables of the features. Their samples are recorded in device time in virtual time."""
+        manifest = self._manifest()
+        has_clock = "monotonic_zero" in manifest or manifests.verdict(manifest) != "simulated"
+        tables = {}
+        for records_of in RECORDS:
+            table = frames[records_of.kind.event]
+            names = records_of.names
+            tables[records_of.table] = _planned(table, names, devices) if names else table
+        for stream in STREAMS:
+            samples = frames[stream.kind]
+            timed = self._in_device_time(samples, manifest)
+            timed = timed if has_clock else timed.assign(at=samples["at"], monotonic=np.nan)
+            tables[stream.table] = _planned(timed, "device", devices) if stream.is_of_devices else timed
+        return tables
 
     def _read_new(self) -> Iterator[tuple[str, pa.Table]]:
         """Keep new records; yield tables of new rows by kind. Starts, ends and actions are not
@@ -313,13 +302,6 @@ class Follower:
         if self._known is None or self._known[0] != state:
             self._known = state, manifests.read(path)
         return self._known[1]
-
-    def _recorded(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Samples of energy or of segments, with `at` on the run clock. In virtual time they are
-        recorded in device time."""
-        timed = self._in_device_time(samples, manifest)
-        has_clock = "monotonic_zero" in manifest or manifests.verdict(manifest) != "simulated"
-        return timed if has_clock else timed.assign(at=samples["at"], monotonic=np.nan)
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
         """`at` on the run clock. In a resumed run, this clock stands still between the segments, and
@@ -444,19 +426,6 @@ def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> 
         return evaluations
     with np.errstate(over="ignore"):
         return evaluations.assign(perplexity=np.exp(evaluations["loss"]))
-
-
-def _with_energy(updates: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
-    """Energy of each update's round; NaN if it was not counted."""
-    sent = rounds[rounds["outcome"] == "sent"].drop_duplicates(["client", "dispatch"], keep="last")
-    if sent.empty:
-        return updates.assign(energy_j=np.nan)
-    found = pd.Series(
-        sent["energy_j"].to_numpy(),
-        pd.MultiIndex.from_arrays([sent["client"].astype(str), sent["dispatch"]]),
-    )
-    wanted = pd.MultiIndex.from_arrays([updates["client"].astype(str), updates["dispatch"]])
-    return updates.assign(energy_j=found.reindex(wanted).to_numpy())
 
 
 def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:

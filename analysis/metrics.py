@@ -4,7 +4,6 @@ of its metric. Times are in seconds of device time, and sizes are in bytes."""
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import cos, inf, isfinite, isnan, nan, pi, sin, sqrt, tan
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.device_states import BUSY, STATES, TRANSFER, timeline
+from analysis.features import COSTS
 from analysis.load import Run
 from analysis.names import by_settings
 
@@ -35,8 +35,12 @@ class Reached:
     bytes: float
     """Payload size in bytes of the updates applied up to the first model that had the accuracy.
     Downloads are not recorded."""
-    energy: float
-    """Energy in joules that all devices together had consumed at `time`. NaN if it was not counted."""
+    others: Mapping[str, float]
+    """Further costs of all devices together up to `time`, by name (`features.COSTS`). NaN for one that
+    was not counted."""
+
+
+UNKNOWN = Reached(nan, nan, nan, nan, dict.fromkeys(COSTS, nan))
 
 
 def reached(run: Run, accuracy: float) -> Reached:
@@ -49,7 +53,7 @@ def reached(run: Run, accuracy: float) -> Reached:
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
     if good.empty:
-        return Reached(nan, nan, nan, nan, nan)
+        return UNKNOWN
     first = good.iloc[0]
     return _cost_until(run, float(first["at"]), float(first["version"]))
 
@@ -57,10 +61,9 @@ def reached(run: Run, accuracy: float) -> Reached:
 def observed(run: Run) -> Reached:
     """Return the cost up to the last evaluation, or up to the end of the run if the last model was
     evaluated. This is a lower bound of the cost of an accuracy that the run did not reach. All fields
-    are 0 if the run was never evaluated; `energy` is NaN if it was not counted."""
+    are 0 if the run was never evaluated."""
     if run.evaluations.empty:
-        (joules,) = consumed(run, [0.0])
-        return Reached(0.0, 0.0, 0.0, 0.0, float(joules))
+        return Reached(0.0, 0.0, 0.0, 0.0, _other_costs(run, 0.0))
     last = lasting(run).evaluations.iloc[-1]
     return _cost_until(run, float(last["at"]), float(last["version"]))
 
@@ -77,19 +80,12 @@ def lasting(run: Run) -> Run:
 
 def _cost_until(run: Run, at: float, version: float) -> Reached:
     contained = run.updates[run.updates["applied_version"] <= version]
-    (joules,) = consumed(run, [at])
-    return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()), float(joules))
+    sent = float(contained["bytes"].sum())
+    return Reached(at, version, float(len(contained)), sent, _other_costs(run, at))
 
 
-def consumed(run: Run, at: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return the energy in joules that all devices together had consumed at each of the times `at` (s),
-    interpolated between samples. NaN if the run counted no energy."""
-    times = np.asarray(at, np.float64)
-    total = np.full(times.shape, nan if run.energy.empty else 0.0)
-    known = run.energy[run.energy["at"].notna()]
-    for _, own in known.groupby("device", observed=True):
-        total += np.interp(times, np.append(0.0, own["at"]), np.append(0.0, own["consumed"]))
-    return total
+def _other_costs(run: Run, at: float) -> dict[str, float]:
+    return {name: float(cost.until(run, [at])[0]) for name, cost in COSTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,44 +233,6 @@ def contributions(run: Run) -> pd.DataFrame:
         )
 
 
-def participation(run: Run) -> pd.DataFrame:
-    """Return a table with one row per device, from the draws of the topology's `selection`. Columns:
-
-    - `group`
-    - `eligible`: number of draws in which the device was eligible
-    - `chosen`: number of draws that chose the device
-    - `eligible_share`: `eligible` ÷ number of draws with an eligible device
-    - `chosen_share`: `chosen` ÷ `eligible`; NaN if the device was never eligible
-
-    The table is empty if the run recorded no draws.
-    """
-    table = run.draws[run.draws["eligible"] > 0]
-    eligible, chosen, since = Counter[str](), Counter[str](), dict[str, int]()
-    for number, (added, removed) in enumerate(
-        zip(run.draws["added"], run.draws["removed"], strict=True)
-    ):
-        since |= dict.fromkeys(added.split(), number)
-        for client in removed.split():
-            eligible[client] += number - since.pop(client, number)
-    for client, first in since.items():
-        eligible[client] += len(run.draws) - first
-    for names in run.draws["chosen"]:
-        chosen.update(set(names.split()))
-    devices = [str(name) for name in run.devices["device"]] if len(table) else []
-    rows = np.array([[eligible[name], chosen[name]] for name in devices], np.int64).reshape(-1, 2)
-    with np.errstate(invalid="ignore"):
-        return pd.DataFrame(
-            {
-                "group": run.devices["group"].astype(object).to_numpy()[: len(devices)],
-                "eligible": rows[:, 0],
-                "chosen": rows[:, 1],
-                "eligible_share": rows[:, 0] / np.float64(len(table)),
-                "chosen_share": rows[:, 1] / rows[:, 0].astype(np.float64),
-            },
-            index=pd.Index(devices, name="device", dtype=object),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Bias:
     """Difference between the effective importance q̃_i and the planned importance p_i of clients (see
@@ -327,13 +285,6 @@ def _aggregations(run: Run) -> npt.NDArray[np.int64]:
     return np.sort(np.concatenate([recorded, begun]))
 
 
-def power_offs(run: Run) -> pd.Series[int]:
-    """Return the number of times that each device powered off because its battery was too low."""
-    names = run.updates["client"].cat.categories
-    switched = run.scenario.loc[run.scenario["action"] == "poweroff", "device"].astype(str)
-    return switched.value_counts().reindex(names, fill_value=0).rename("power_offs")
-
-
 def jain(values: npt.ArrayLike) -> float:
     """Return Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984). It is 1 if all values are
     equal, 1/n if only one value is not 0, and NaN if all are 0."""
@@ -346,37 +297,6 @@ def effective_participants(values: npt.ArrayLike) -> float:
     """Return 1 ÷ Σ share², where a share is a value ÷ the sum of all values. This is the number of equal
     contributors that would have the same Σ share². It is equal to n × Jain's index."""
     return jain(values) * np.size(values)
-
-
-def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> pd.Series[float]:
-    """Return the energy of each device in joules; NaN if it is not known.
-
-    If the run counted energy (`energy` of the topology), and `watts` is None, the result is the counted
-    consumption. Otherwise it is an estimate: Σ over states of seconds in the state × watts. The watts
-    are `watts[group][state]`, or those of the plan (`power` of the topology or of the profile) if
-    `watts` is None. If no watts are set for `unfinished` or `mask`, the watts of `train` are used. Any
-    other state without watts counts as 0 W. For example, `power: {train: 7.2W}` gives the energy of
-    training alone.
-    """
-    names = run.updates["client"].cat.categories
-    if watts is None and not run.energy.empty:
-        counted = run.energy.groupby("device", observed=True)["consumed"].last()
-        return counted.reindex(names).rename("joules")
-    planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
-    drawn = [one.get("power") if watts is None else watts.get(one.get("group")) for one in planned]
-    known = np.array([one is not None for one in drawn], bool)
-    if not known.any():
-        return pd.Series(nan, names, name="joules")
-    power = pd.DataFrame(
-        [
-            {**dict.fromkeys(("unfinished", "mask"), (one or {}).get("train", 0.0)), **(one or {})}
-            for one in drawn
-        ],
-        names,
-        list(STATES),
-    ).fillna(0.0)
-    spent = utilisation(run)[list(STATES)] * run.duration
-    return (spent * power).sum(axis=1, skipna=False).where(known).rename("joules")
 
 
 @dataclass(frozen=True, slots=True)

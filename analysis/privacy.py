@@ -13,12 +13,16 @@ import functools
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from analysis.load import Run
+from analysis.part import AnalysisPart, ProgressAxis, SummaryColumn
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.load import Run
 
 
 def settings(run: Run) -> Mapping[str, Any] | None:
@@ -54,6 +58,8 @@ def participations(run: Run) -> pd.DataFrame:
     noise is z times the bound of the version's heaviest update. 1/z of a participation is therefore
     multiplied by the total weight of the client's updates ÷ the weight of the heaviest update.
     """
+    import pandas as pd
+
     wanted = settings(run)
     if wanted is None:
         raise ValueError(f"{run.name} has no privacy.differential")
@@ -112,3 +118,9 @@ def record(run: Run) -> dict[str, Any] | None:
         return None
     known = {str(name): None if math.isnan(one) else round(one, 6) for name, one in found.items()}
     return {"delta": wanted["delta"], "epsilon": known}
+
+
+PART = AnalysisPart(
+    summary=[SummaryColumn("epsilon", by_device, together="max", title="ε")],
+    progress={"epsilon": ProgressAxis("highest ε of a client", "", highest)},
+)

@@ -14,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,8 @@ from pyarrow import json as arrow_json
 
 from agents import events
 from agents.disk import files
-from agents.energy.messages import RoundEnergy
+from analysis.features import RECORDS, STREAMS
+from analysis.part import SampleTable
 
 BLOCK = 1 << 24
 """Bytes per block, which limit the memory beside the tables."""
@@ -55,9 +57,8 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.UpdateRejected,
         events.UpdateClipped,
         events.RoundUnfinished,
-        events.ClientsDrawn,
-        RoundEnergy,
         events.Note,
+        *(one.kind for one in RECORDS),
     )
 }
 """Kinds that become tables. Other records are few, and contain lists and maps."""
@@ -75,7 +76,8 @@ _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "recei
 PROBED = ("up", "down", "rtt", "jitter", "loss")
 DURATIONS = ("seconds", "throttled", "up_busy", "down_busy")
 """Columns of `TELEMETRY` with seconds of the host. CPU seconds are the same in device time."""
-ENERGY_FIGURES = ("consumed", "transferred", "power", "level", "supplied", "charging")
+_NESTED = {"probe": PROBED, **{one.key: tuple(one.own_columns) for one in STREAMS if one.rows is None}}
+"""Key of a line with an object of figures -> names of the figures."""
 _COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
 """Device, time on the host's monotonic clock, and Unix time at which that clock was 0 in the segment of
 the run. `monotonic_zero` is on a line of its own at the start of each segment, but not in older runs."""
@@ -86,8 +88,7 @@ _SAMPLE = pa.schema(
     _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]
     + [(name, pa.struct([(one, pa.float64()) for one in _CARRIED])) for name in _QUEUES.values()]
-    + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
-    + [("energy", pa.struct([(name, pa.float64()) for name in ENERGY_FIGURES]))]
+    + [(key, pa.struct([(name, pa.float64()) for name in names])) for key, names in _NESTED.items()]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
 """Closing brace that neither ends the block, nor is followed by the next object or by the rest of an
@@ -98,23 +99,17 @@ SAMPLES = pa.schema(
     + [(f"{way}_{one}", pa.float64()) for way in _QUEUES for one in _CARRIED]
 )
 PROBES = pa.schema(_COMMON + [(name, pa.float64()) for name in PROBED])
-ENERGY = pa.schema(_COMMON + [(name, pa.float64()) for name in ENERGY_FIGURES])
-NETWORK = pa.schema(
-    [
-        *_COMMON,
-        ("seconds", pa.float64()),
-        ("segment", pa.string()),
-        ("way", pa.string()),
-        ("bytes", pa.float64()),
-    ]
-)
-"""A row per segment, direction and device, which is empty for background traffic."""
-TELEMETRY: Mapping[str, pa.Schema] = {
-    "telemetry": SAMPLES,
-    "probe": PROBES,
-    "energy_sample": ENERGY,
-    "network": NETWORK,
+_STREAMS = {
+    one.kind: pa.schema(
+        _COMMON
+        + [
+            (name, pa.float64() if about.unit else pa.string())
+            for name, about in one.own_columns.items()
+        ]
+    )
+    for one in STREAMS
 }
+TELEMETRY: Mapping[str, pa.Schema] = {"telemetry": SAMPLES, "probe": PROBES, **_STREAMS}
 """Kinds of line in `telemetry.jsonl` that become tables."""
 
 
@@ -129,32 +124,11 @@ _Sample = msgspec.defstruct(
         ("device", str | None, None),
         *((name, _Figure, None) for name in ("at", "monotonic_zero", *_NUMBERS)),
         *((name, _figures(name, _CARRIED) | None, None) for name in _QUEUES.values()),
-        ("probe", _figures("probe", PROBED) | None, None),
-        ("energy", _figures("energy", ENERGY_FIGURES) | None, None),
+        *((key, _figures(key, names) | None, None) for key, names in _NESTED.items()),
     ],
 )
 """Fields of `_SAMPLE`; others are ignored."""
 _SAMPLES = msgspec.json.Decoder(_Sample)
-
-
-class _UsedSegment(msgspec.Struct):
-    """One direction, as in `agents.wire.messages.SegmentUse`."""
-
-    segment: str
-    way: str
-    devices: dict[str, float]
-    background: float = 0.0
-
-
-class _UseLine(msgspec.Struct):
-    """Like `agents.wire.messages.NetworkUse`; other fields are ignored."""
-
-    at: float
-    seconds: float
-    segments: list[_UsedSegment]
-
-
-_USES = msgspec.json.Decoder(_UseLine)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -240,36 +214,33 @@ def parse_samples(block: bytes, zero: float | None) -> tuple[dict[str, pa.Table]
     zero = zeros[-1].as_py() if len(zeros) else zero
     table = table.set_column(table.schema.get_field_index("monotonic_zero"), "monotonic_zero", zeros)
     table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
-    probes = _nested(table, "probe", PROBES)
-    energy = _nested(table, "energy", ENERGY)
-    samples = table.filter(pc.and_(table["probe"].is_null(), table["cpu"].is_valid()))  # not of a GPU
+    tables = {"probe": _nested(table, "probe", PROBES)}
+    # Lines of other kinds have no CPU time.
+    samples = table.filter(pc.and_(table["probe"].is_null(), table["cpu"].is_valid()))
     carried = {
         f"{way}_{one}": pc.struct_field(samples[name], one)
         for way, name in _QUEUES.items()
         for one in _CARRIED
     }
     plain = {name: samples[name] for name in SAMPLES.names if name not in carried}
-    usage = _encoded(pa.table({**plain, **carried}, schema=SAMPLES))
-    network = _network(block, zero)
-    return {"telemetry": usage, "probe": probes, "energy_sample": energy, "network": network}, zero
+    tables["telemetry"] = _encoded(pa.table({**plain, **carried}, schema=SAMPLES))
+    for stream in STREAMS:
+        schema = _STREAMS[stream.kind]
+        if stream.rows is None:
+            tables[stream.kind] = _nested(table, stream.key, schema)
+        else:
+            tables[stream.kind] = _encoded(pa.Table.from_pylist([*_rows(stream, block, zero)], schema))
+    return tables, zero
 
 
-def _network(block: bytes, zero: float | None) -> pa.Table:
-    """Rows of `NETWORK`. `zero`: `monotonic_zero`, if known."""
-    rows = []
-    for line in block.splitlines() if b'"segments"' in block else ():
-        try:
-            use = _USES.decode(line)
-        except (ValueError, RecursionError):
-            continue  # another kind of line, or damaged by a crash
-        common = {"at": use.at, "monotonic_zero": zero, "seconds": use.seconds}
-        for one in use.segments:
-            parts = {**one.devices, **({"": one.background} if one.background else {})}
-            rows += [
-                {**common, "device": name, "segment": one.segment, "way": one.way, "bytes": count}
-                for name, count in parts.items()
-            ]
-    return _encoded(pa.Table.from_pylist(rows, NETWORK))
+def _rows(stream: SampleTable, block: bytes, zero: float | None) -> Iterator[Mapping[str, Any]]:
+    """`zero`: `monotonic_zero`, if known. Lines of another kind, or damaged by a crash, are left out."""
+    if stream.rows is None or (key := f'"{stream.key}"'.encode()) not in block:
+        return
+    for line in block.splitlines():
+        if key in line:
+            with suppress(ValueError, RecursionError):
+                yield from [{**row, "monotonic_zero": zero} for row in stream.rows(line)]
 
 
 def _nested(table: pa.Table, name: str, schema: pa.Schema) -> pa.Table:

@@ -23,22 +23,16 @@ from markupsafe import Markup
 from agents import events
 from agents.texts import quantity
 from analysis import comparison, metrics, summary
-from analysis.charts import CHARTS, screen
+from analysis.charts import CHARTS, ONE_TASK, PER_DEVICE, REPORT_CHARTS, screen
 from analysis.charts.action_marks import describe
 from analysis.charts.chart import INKS, Chart, remarks
 from analysis.charts.learning_curves import target_reached
+from analysis.features import SUMMARY
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
-_USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time", "battery-over-time", "power-over-time")
-_ONE_TASK = ("time-to-accuracy", "target-reached")
-"""Charts that need the same task of all runs."""
-_CHARTS = ("accuracy", "accuracy-by-energy", "loss", "accuracy-by-class", "accuracy-by-group",
-           "loss-by-device", *_ONE_TASK, "devices", "staleness-histogram",
-           "staleness", "contributions", "participation", *_USAGE, "cpu", "rates")  # fmt: skip
-_LANES = ("devices", "staleness", "staleness-histogram", "contributions", "participation", *_USAGE)
-"""Charts with much data, or a lane or bar per run, for at most `_MAX_RUNS_WITH_LANES` runs."""
 _MAX_RUNS_WITH_LANES = 8
+"""Maximum number of runs in charts of `PER_DEVICE`."""
 _ROWS = 60
 """Rows of a table; of more devices, the groups are shown."""
 _FIGURES = {"cpu": ("cpu (cores)", 1.0), "up": ("up (Mbit/s)", 1e-6), "down": ("down (Mbit/s)", 1e-6),
@@ -98,11 +92,11 @@ def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[st
 def _charts(runs: Sequence[Run], target: float | None) -> list[Chart]:
     """Charts that have something to show. `target`: as in `html`."""
     several = len(comparison.by_task(runs)) > 1
-    names = [name for name in _CHARTS if not (several and name in _ONE_TASK)]
+    names = [name for name in REPORT_CHARTS if not (several and name in ONE_TASK)]
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
     draw: dict[str, Callable[[Sequence[Run]], Chart]] = dict(CHARTS)
     draw["target-reached"] = partial(target_reached, target=target)
-    made = (draw[name](first if name in _LANES else runs) for name in names)
+    made = (draw[name](first if name in PER_DEVICE else runs) for name in names)
     return [chart for chart in made if not chart.is_bare]
 
 
@@ -163,7 +157,7 @@ def _devices(run: Run) -> _ReportTable:
         ]
         for name, row in table.iterrows()
     ]
-    units = dict.fromkeys(shares, " (%)") | {"energy": " (J)"}
+    units = dict.fromkeys(shares, " (%)") | {one.name: f" ({one.unit})" for one in SUMMARY if one.unit}
     named = [f"{column}{units.get(str(column), '')}" for column in table.columns]
     return _ReportTable("Devices", [str(table.index.name), *named], rows, left)
 

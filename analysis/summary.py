@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from agents.texts import name_list, quantity
-from analysis import manifest, metrics, privacy
+from analysis import manifest, metrics
+from analysis.features import SUMMARY
 from analysis.load import Run
 from analysis.manifest import Verdict as Verdict
 
@@ -138,12 +139,7 @@ def devices(run: Run) -> pd.DataFrame:
     - `idle`: waiting for the aggregator, or think time.
     - `paused`: frozen. `offline`: absent, cut off from the network, or without power.
 
-    Only in some runs:
-
-    - `epsilon`: ε so far, if the run has differential privacy (`analysis.privacy`).
-    - `energy`: joules (`metrics.energy`), if the power of any device is known. NaN for devices whose
-      power is unknown.
-    - `power_offs`: number of times that the device powered off, if any device has a battery.
+    Some runs have columns of features (`analysis.features`), too.
     """
     shares = metrics.contributions(run)
     grouped = run.updates["staleness"].groupby(run.updates["client"], observed=False)
@@ -162,14 +158,8 @@ def devices(run: Run) -> pd.DataFrame:
     facts = [planned.get(name, {}) for name in table.index]
     for place, key in enumerate(("group", "profile", "cpu", "samples")):
         table.insert(place, key, [one.get(key) for one in facts])
-    joules, epsilon = metrics.energy(run).to_numpy(), privacy.by_device(run)
-    if epsilon is not None:
-        table = table.assign(epsilon=epsilon.to_numpy())
-    if not np.isnan(joules).all():
-        table = table.assign(energy=joules)
-    if run.energy["level"].notna().any():
-        table = table.assign(power_offs=metrics.power_offs(run).to_numpy())
-    return table
+    more = {column.name: column.values(run) for column in SUMMARY}
+    return table.assign(**{name: own.to_numpy() for name, own in more.items() if own is not None})
 
 
 def _common(profiles: pd.Series) -> object:
@@ -180,9 +170,9 @@ def _common(profiles: pd.Series) -> object:
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Aggregate the rows of `devices`; return a table indexed by group.
 
-    It has the sums of `updates`, `share`, `energy` and `power_offs`, the maximum of `epsilon`, and the
-    means of `staleness` (over the updates) and of `SHARES` (over the devices). `profile` is `drawn` if
-    the devices have different ones. `count`: number of devices.
+    It has the sums of `updates` and `share`, and the means of `staleness` (over the updates) and of
+    `SHARES` (over the devices). `profile` is `drawn` if the devices have different ones. `count`: number
+    of devices. Columns of features say themselves how they are aggregated.
     """
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     table = weighted.groupby("group", sort=False).agg(
@@ -193,10 +183,8 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
         share=("share", "sum"),
         **{name: (name, "mean") for name in SHARES},
     )
-    if "epsilon" in devices:
-        table["epsilon"] = weighted.groupby("group", sort=False)["epsilon"].max()
-    if "energy" in devices:
-        table["energy"] = weighted.groupby("group", sort=False)["energy"].sum(min_count=1)
-    if "power_offs" in devices:
-        table["power_offs"] = weighted.groupby("group", sort=False)["power_offs"].sum()
+    for column in SUMMARY:
+        if column.name in devices:
+            own = weighted.groupby("group", sort=False)[column.name]
+            table[column.name] = own.max() if column.together == "max" else own.sum(min_count=1)
     return table.assign(staleness=table["staleness"] / table["updates"].replace(0, np.nan))

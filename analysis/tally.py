@@ -5,25 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from math import isnan, nan
-from typing import Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from agents import events
-from agents.device_actions import (
-    DeviceState,
-    Disconnect,
-    PowerOff,
-    PowerOn,
-    Reconnect,
-    SetBackground,
-    Switching,
-    holds,
-)
-from agents.energy.messages import RoundEnergy
-from agents.events import LARGEST
+from agents.device_actions import DeviceState, Switching, holds
 from agents.texts import name_list
 from analysis.activity import Activity
+from analysis.features import FEATURES
+from analysis.part import Facts, FeatureTally, Notice, known_number
+
+T = TypeVar("T")
 
 _WINDOW_SECONDS = 5.0
 """Window for rates, which fluctuate too much over shorter ones."""
@@ -60,7 +54,7 @@ class DeviceUsage:
     def add(self, at: float, values: Mapping[str, Any]) -> None:
         """Add a sample (`agents.device.control_group`). Devices may send anything: one without valid
         CPU time is ignored."""
-        figures = (number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
+        figures = (known_number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
         sample = _TimedFigures(at, *figures)
         last = self._samples[-1] if self._samples else None
         if not sample.cpu >= 0 or (last is not None and at <= last.at):
@@ -113,32 +107,6 @@ class DeviceUsage:
         return grown / (last.at - first.at)
 
 
-@dataclass(slots=True)
-class EnergyUse:
-    """The latest sample (`agents.energy.messages.EnergyFigures`)."""
-
-    at: float = nan
-    """Device time in seconds; NaN before the first sample."""
-    consumed: float = nan
-    """Joules."""
-    power: float = nan
-    """Watts, since the sample before."""
-    level: float = nan
-    """Share of the battery's capacity; NaN without a battery."""
-
-    def add(self, at: float, values: Mapping[str, Any]) -> None:
-        """Devices may send anything: a sample without valid consumption is ignored."""
-        consumed = number(values.get("consumed"))
-        if consumed >= 0 and not at <= self.at:
-            self.at, self.consumed = at, consumed
-            self.power, self.level = number(values.get("power")), number(values.get("level"))
-
-
-def number(value: object) -> float:
-    """NaN if `value` is no number or too large."""
-    return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST else nan
-
-
 _RATE_WINDOW_SECONDS = 10.0
 """Seconds of device time."""
 _MIN_BUSY_SHARE = 0.5
@@ -150,25 +118,12 @@ _MAX_REASONS = 1000
 devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Message to the user. Those with the same `what` can be merged."""
-
-    at: float
-    """Device time in seconds."""
-    what: str
-    detail: str
-    """Usually the name of a device."""
-    why: str = ""
-    """Reason; empty if there is none."""
-
-
 @dataclass(slots=True)
 class _Details:
     changed: DeviceState = field(default_factory=DeviceState)
     activity: Activity = field(default_factory=Activity)
     usage: DeviceUsage = field(default_factory=DeviceUsage)
-    energy: EnergyUse = field(default_factory=EnergyUse)
+    parts: dict[type[Any], Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -185,8 +140,6 @@ class DeviceTally:
     """Sum of the staleness of all updates, in versions."""
     bytes: int = 0
     """Payload of all updates."""
-    power_offs: int = 0
-    powered: bool = True
     importance: float = math.nan
     """Weight p_i in the objective; NaN before the data are partitioned."""
     planned_cpu: float | None = None
@@ -215,9 +168,10 @@ class DeviceTally:
     def usage(self) -> DeviceUsage:
         return self._known.usage
 
-    @property
-    def energy(self) -> EnergyUse:
-        return self._known.energy
+    def part(self, kind: type[T]) -> T:
+        """State of a feature; of one that has not changed yet, a new one."""
+        parts: dict[type[T], T] = self._known.parts
+        return parts[kind] if kind in parts else parts.setdefault(kind, kind())
 
     @property
     def changed(self) -> DeviceState:
@@ -242,17 +196,11 @@ class DeviceTally:
 
 
 @dataclass(slots=True)
-class SegmentTally:
-    is_cut: bool = False
-    rates: dict[str, float] = field(default_factory=dict)
-    """bit/s of device time in the last second, by direction, if there was traffic."""
-
-
-@dataclass(slots=True)
 class Tally:
     devices: dict[str, DeviceTally]
     """Totals of the devices by name, in display order."""
-    segments: dict[str, SegmentTally] = field(default_factory=dict)
+    facts: InitVar[Facts] = MappingProxyType({})
+    """Content of the manifest; empty if it is not known."""
     started: bool = False
     at: float = 0.0
     """Device time of the newest record, in seconds."""
@@ -266,9 +214,6 @@ class Tally:
     rejected: int = 0
     rejections: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of rejected updates by client and reason; the reason of further ones is `other`."""
-    round_joules: float = 0.0
-    """Energy of all rounds, also of those whose update was lost."""
-    power_offs: int = 0
     evaluation: events.Evaluated | None = None
     ended: events.RunEnded | None = None
     doubtful: list[events.Note | events.Disrupted | events.WrongSum] = field(default_factory=list)
@@ -279,9 +224,26 @@ class Tally:
     """Device times of recent updates, in seconds."""
     _updates_by_version: dict[int, int] = field(default_factory=dict)
     """Updates applied up to each version, from the last evaluated one on."""
+    parts: tuple[FeatureTally, ...] = field(init=False)
+    """State of the features."""
+    _takers: dict[type[events.Record], list[FeatureTally]] = field(init=False)
+    """Parts by kind of record that they receive."""
+
+    def __post_init__(self, facts: Facts) -> None:
+        self.parts = tuple(part.tally(facts) for part in FEATURES if part.tally is not None)
+        self._takers = {}
+        for part in self.parts:
+            for kind in part.takes:
+                self._takers.setdefault(kind, []).append(part)
 
     def add(self, record: events.Record) -> Notice | None:
         """None if the user need not see the record."""
+        notice = self._count(record)
+        for part in self._takers.get(type(record), ()):
+            notice = part.add(record, self) or notice
+        return notice
+
+    def _count(self, record: events.Record) -> Notice | None:
         self.at = max(self.at, record.at)
         if isinstance(record, events.Note | events.Disrupted | events.WrongSum):
             self.doubtful.append(record)
@@ -291,7 +253,7 @@ class Tally:
             case events.ClientStatus():
                 return self._change(record)
             case events.UpdateApplied():
-                device = self._device(record.client)
+                device = self.device(record.client)
                 device.updates += 1
                 device.staleness = record.staleness
                 device.staleness_sum += record.staleness
@@ -307,8 +269,6 @@ class Tally:
                 known = (client, reason) in self.rejections or len(self.rejections) < _MAX_REASONS
                 self.rejections[client, reason if known else "other"] += 1
                 return Notice(at, "update rejected", client, reason)
-            case RoundEnergy():
-                self.round_joules += record.energy_j
             case events.VersionMade():
                 self.version = record.version
                 self._updates_by_version[record.version] = self.updates
@@ -322,34 +282,24 @@ class Tally:
             case events.Note(at, message):
                 return Notice(at, "note", message)
             case events.Acted():
-                return self._act(record)
+                self._act(record)
             case events.RunEnded():
                 self.ended = record
         return None
 
     def sample(self, device: str, at: float, values: Mapping[str, Any]) -> None:
-        """`at`: device time. Samples of the segments' use are taken, too, those of unknown devices
-        ignored."""
-        if self.segments and "segments" in values:
-            self._use(values)
-            return
+        """`at`: device time. Samples of use of unknown devices are ignored."""
         tally = self.devices.get(device)
+        for part in self.parts:
+            if part.key and part.key in values:
+                part.sample(tally, at, values)
+                return
         if tally is None:
-            return
-        if isinstance(energy := values.get("energy"), Mapping):
-            tally.energy.add(at, energy)
             return
         tally.usage.add(at, values)
         share = tally.usage.latest
         if not isnan(share):
             tally.activity.used_cpu(at, busy=share >= _MIN_BUSY_SHARE * (tally.cpu or 1.0))
-
-    @property
-    def consumed(self) -> float:
-        """Joules of all devices together; NaN if no energy is counted."""
-        devices = (one for one in self.devices.values() if one.has_details)
-        known = [one.energy.consumed for one in devices if not isnan(one.energy.consumed)]
-        return math.fsum(known) if known else math.nan
 
     def rate(self, at: float) -> float:
         """Updates per second, over the ten seconds before `at`, or since the run clock started."""
@@ -367,7 +317,7 @@ class Tally:
         """Updates applied up to `version`, which is the last evaluated one or later."""
         return self._updates_by_version.get(version, self.updates if version else 0)
 
-    def _device(self, name: str) -> DeviceTally:
+    def device(self, name: str) -> DeviceTally:
         found = self.devices.get(name)
         if found is None:
             found = self.devices[name] = DeviceTally()
@@ -380,21 +330,19 @@ class Tally:
             device.activity.release("frozen", record.at)
             device.activity.release("cut off", record.at)
             device.activity.release("unpowered", record.at)
-        for segment in self.segments.values():
-            segment.is_cut = False
         self.started, self._began = True, record.at  # above 0 in a resumed run, whose clock continues
         self.ended = None
         for client in record.clients:
-            self._device(client).begin(record.at)
+            self.device(client).begin(record.at)
         for client in record.missing:
-            self._device(client).state = "absent"
-            self._device(client).activity.hold("down", record.at)
+            self.device(client).state = "absent"
+            self.device(client).activity.hold("down", record.at)
         missing = ", ".join(record.missing)
         return Notice(record.at, "absent at the start", missing) if missing else None
 
     def _change(self, record: events.ClientStatus) -> Notice | None:
         state = {"ready": "online", "offline": "offline"}.get(record.state)
-        device = self._device(record.client)
+        device = self.device(record.client)
         if state is None or state == device.state:
             return None
         if state == "offline":
@@ -404,36 +352,12 @@ class Tally:
             device.begin(record.at)
         return Notice(record.at, state, record.client)
 
-    def _use(self, values: Mapping[str, Any]) -> None:
-        seconds = values.get("seconds", 0.0)
-        for segment in self.segments.values() if seconds else ():
-            segment.rates = {}
-        for use in values["segments"] if seconds else ():
-            if use["segment"] in self.segments:
-                size = sum(use.get("devices", {}).values()) + use.get("background", 0)
-                self.segments[use["segment"]].rates[use["way"]] = 8 * size / seconds
-
-    def _act(self, record: events.Acted) -> Notice | None:
-        if (segment := self.segments.get(record.device)) is not None:
-            match record.action:
-                case Disconnect() | Reconnect():
-                    segment.is_cut = isinstance(record.action, Disconnect)
-                    return Notice(record.at, "cut" if segment.is_cut else "restored", record.device)
-                case SetBackground(on):
-                    return Notice(record.at, f"background {'on' if on else 'off'}", record.device)
-            return None
-        self._act_on_device(record)
-        return None
-
-    def _act_on_device(self, record: events.Acted) -> None:
-        device, action = self._device(record.device), record.action
-        if action is None:
+    def _act(self, record: events.Acted) -> None:
+        """The name may also be that of something else in the network."""
+        device, action = self.devices.get(record.device), record.action
+        if device is None or action is None:
             return
         device.changed = device.changed.with_action(action)
-        if isinstance(action, PowerOff | PowerOn):
-            device.powered = isinstance(action, PowerOn)
-            device.power_offs += not device.powered
-            self.power_offs += not device.powered
         if not isinstance(action, Switching):
             return
         for hold, begins in holds(action).items():

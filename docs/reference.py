@@ -31,8 +31,8 @@ OF_THE_REPOSITORY = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface",
-          "agents.selection.interface", "agents.tasks.interface")  # fmt: skip
+PYTHON = ("analysis.load", "analysis.metrics", "analysis.energy", "analysis.selection",
+          "agents.rules.interface", "agents.selection.interface", "agents.tasks.interface")  # fmt: skip
 """Modules whose public names are documented, beside what `testbed` itself exports."""
 _TO_DOCS = re.compile(r"\]\((?:docs/)?([^)\s:]+)\)")
 _LINK = re.compile(r"\[([^\]\[]*)\]\(([\w./-]+\.md)")

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import testbed as product
 from agents import events
-from analysis.figures import FIGURES, DeviceFigure, Together
+from analysis.figures import FIGURES
+from analysis.part import DeviceFigure, Together
 from testbed.dashboard.board import Board, device_cells, group_rows
 from testbed.dashboard.feed import Feed
 from testbed.rundir.directory import RunDirectory
@@ -27,7 +28,7 @@ SIZE = DeviceFigure(
     text=lambda value: f"{value:.0f}",
     heading="size (B)",
     page_text=lambda value: f"{value:.0f}",
-    table=lambda run: run.updates.groupby(run.updates["client"].astype(str))["bytes"].mean(),
+    table=lambda run, live: run.updates.groupby(run.updates["client"].astype(str))["bytes"].mean(),
     orders={"largest": False},
     metric="update_size_bytes",
 )

@@ -14,48 +14,35 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from analysis.charts import (
-    contributions,
-    fidelity,
-    lanes,
-    participation,
-    parts,
-    segments,
-    spread,
-    staleness,
-    telemetry,
-)
+from analysis.charts import contributions, fidelity, lanes, parts, spread, staleness, telemetry
 from analysis.charts.chart import Chart
 from analysis.charts.learning_curves import curves, target_reached, time_to_accuracy
-from analysis.figures import has
+from analysis.features import FEATURES
 from analysis.load import Run
 
+_PROGRESS = {name: one for part in FEATURES for name, one in part.progress.items()}
+_OF_FEATURES = {name: one for part in FEATURES for name, one in part.charts.items()}
 CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "accuracy": partial(curves, quality="accuracy", against="time"),
-    "accuracy-by-version": partial(curves, quality="accuracy", against="version"),
-    "accuracy-by-bytes": partial(curves, quality="accuracy", against="bytes"),
-    "accuracy-by-energy": partial(curves, quality="accuracy", against="energy"),
-    "accuracy-by-epsilon": partial(curves, quality="accuracy", against="epsilon"),
     "accuracy-by-class": partial(parts.accuracy, by="class"),
     "accuracy-by-group": partial(parts.accuracy, by="group"),
     "loss": partial(curves, quality="loss", against="time"),
-    "loss-by-version": partial(curves, quality="loss", against="version"),
-    "loss-by-bytes": partial(curves, quality="loss", against="bytes"),
-    "loss-by-energy": partial(curves, quality="loss", against="energy"),
     "loss-by-device": spread.losses,
+    **{
+        f"{quality}-by-{name}": partial(curves, quality=quality, against=name)
+        for name in ("version", "bytes", *_PROGRESS)
+        for quality in ("accuracy", "loss")
+    },
     "devices": lanes.lanes,
     "staleness": staleness.over_time,
     "staleness-histogram": staleness.histogram,
     "contributions": contributions.contributions,
-    "participation": participation.participation,
     "cpu": fidelity.cpu,
     "rates": fidelity.rates,
     "cpu-over-time": telemetry.cpu,
     "memory-over-time": telemetry.memory,
     "rates-over-time": telemetry.rates,
-    "battery-over-time": telemetry.battery,
-    "power-over-time": telemetry.power,
-    "segments-over-time": segments.over_time,
+    **{name: one.draw for name, one in _OF_FEATURES.items()},
     "time-to-accuracy": time_to_accuracy,
     "target-reached": target_reached,
 }
@@ -84,9 +71,10 @@ def _evaluates_by_device(run: Run) -> bool:
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 
 
+_AGAINST = {f"accuracy-by-{name}": one.wanted for name, one in _PROGRESS.items() if one.wanted}
 PAGE_CHARTS: Mapping[str, OnPage] = {
     "loss-by-device": OnPage(of_all_runs=True, wanted=_evaluates_by_device),
-    "accuracy-by-energy": OnPage(of_all_runs=True, wanted=lambda run: "energy" in has(run.manifest)),
+    **{name: OnPage(of_all_runs=True, wanted=wanted) for name, wanted in _AGAINST.items()},
     **dict.fromkeys(
         ("devices", "staleness", "staleness-histogram", "contributions"), OnPage(rows="updates")
     ),
@@ -94,9 +82,19 @@ PAGE_CHARTS: Mapping[str, OnPage] = {
         ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates"),
         OnPage(wanted=_is_emulated, rows="samples"),
     ),
-    "participation": OnPage(wanted=lambda run: bool(run.topology.get("selection"))),
-    "segments-over-time": OnPage(wanted=lambda run: not run.network.empty),
-    "battery-over-time": OnPage(wanted=lambda run: "batteries" in has(run.manifest)),
-    "power-over-time": OnPage(wanted=lambda run: "energy" in has(run.manifest)),
+    **{name: OnPage(wanted=one.wanted) for name, one in _OF_FEATURES.items()},
 }
-"""Charts of the page, in its order."""
+"""Charts of the page below accuracy and loss, in its order."""
+ONE_TASK = ("time-to-accuracy", "target-reached")
+"""Charts that need the same task of all runs."""
+PER_DEVICE = (
+    *("devices", "staleness", "staleness-histogram", "contributions"),
+    *("cpu-over-time", "memory-over-time", "rates-over-time"),
+    *(name for name, one in _OF_FEATURES.items() if one.in_report),
+)
+"""Charts of a report with much data, or a lane or bar per run or device."""
+REPORT_CHARTS = (
+    *("accuracy", *_AGAINST, "loss", "accuracy-by-class", "accuracy-by-group", "loss-by-device"),
+    *(*ONE_TASK, *PER_DEVICE, "cpu", "rates"),
+)
+"""Charts of a report, in its order."""

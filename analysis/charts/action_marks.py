@@ -10,15 +10,9 @@ from itertools import islice
 
 import numpy as np
 
-from agents.device_actions import (
-    SetBackground,
-    SetCpu,
-    SetLink,
-    from_json,
-    name_of,
-)
-from agents.energy.messages import Charge, SetBattery, Unplug
+from agents.device_actions import SetCpu, SetLink, from_json
 from analysis.charts.chart import COLORS, Chart, Layer, arrays
+from analysis.features import FEATURES
 from analysis.load import Run
 from analysis.names import distinct
 
@@ -204,24 +198,15 @@ def describe(details_json: str) -> str:
     """`details` of a row of `Run.scenario` as text: `crash`, `link up 100 kbit/s`."""
     details = json.loads(details_json)
     match from_json(details):
-        case None:
-            return str(details.get("action"))
         case SetCpu(share):
             return f"cpu {share:g}"
         case SetLink(changes):
             return "link " + ", ".join(
                 f"{name} {_value(name, value)}" for name, value in changes.items()
             )
-        case SetBattery(level):
-            return f"battery {level:.0%}"
-        case Charge(watts):
-            return "charge" if watts is None else f"charge {watts:g} W"
-        case Unplug():
-            return "unplug"
-        case SetBackground(on):
-            return f"background {'on' if on else 'off'}"
         case action:
-            return name_of(action)
+            texts = (part.describe(action) for part in FEATURES)
+            return next(filter(None, texts), str(details.get("action")))
 
 
 def _value(name: str, value: object) -> str:

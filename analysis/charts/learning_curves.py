@@ -1,4 +1,4 @@
-"""Test accuracy and loss against time, versions, bytes, energy and ε, and time to an accuracy."""
+"""Test accuracy and loss against time, versions, bytes and more, and time to an accuracy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from analysis import comparison, metrics, privacy
+from analysis import comparison, metrics
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, band_of, color
+from analysis.features import FEATURES
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
@@ -24,16 +25,15 @@ def uploaded_bytes(run: Run) -> Column:
 
 
 Quality = Literal["accuracy", "loss"]
-Progress = Literal["time", "version", "bytes", "energy", "epsilon"]
-_X: dict[Progress, tuple[Axis, Callable[[Run], Column]]] = {
+_X: dict[str, tuple[Axis, Callable[[Run], Column]]] = {
     "time": (Axis("device time", "s"), lambda run: run.evaluations["at"].to_numpy()),
     "version": (Axis("version", whole=True), lambda run: run.evaluations["version"].to_numpy()),
     "bytes": (Axis("data uploaded", "MB"), lambda run: uploaded_bytes(run) / 1e6),
-    "energy": (
-        Axis("energy of all devices", "J"),
-        lambda run: metrics.consumed(run, run.evaluations["at"].to_numpy()),
-    ),
-    "epsilon": (Axis("highest ε of a client"), privacy.highest),
+    **{
+        name: (Axis(one.label, one.unit), one.values)
+        for part in FEATURES
+        for name, one in part.progress.items()
+    },
 }
 _Y: dict[Quality, tuple[Axis, float]] = {
     "accuracy": (Axis("test accuracy", "%", limits=(0.0, 100.0)), 100.0),
@@ -46,7 +46,7 @@ _MAX_TARGETS = 4
 """Accuracies that `time_to_accuracy` shows by default: the highest that any run reached."""
 
 
-def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:
+def curves(runs: Sequence[Run], quality: Quality, against: str, *, apart: bool = False) -> Chart:
     """One line per run. Runs that differ only in their seed have one line for their mean, and a band
     from the lowest to the highest value, unless `apart`."""
     (x, values), (y, scale) = _X[against], _Y[quality]
@@ -86,9 +86,7 @@ def _line_remarks(sets: Mapping[str, Sequence[Run]]) -> tuple[str, ...]:
     )
 
 
-def _mean(
-    name: str, runs: Sequence[Run], quality: Quality, against: Progress, hue: str
-) -> Iterator[Layer]:
+def _mean(name: str, runs: Sequence[Run], quality: Quality, against: str, hue: str) -> Iterator[Layer]:
     """Yield a band from the lowest to the highest of `runs`, and a line of their mean.
 
     The runs are evaluated at different times, so their values are interpolated between evaluations, and

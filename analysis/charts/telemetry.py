@@ -1,10 +1,8 @@
-"""CPU, memory, network rates, power and battery levels of the devices over time, from their
-telemetry."""
+"""CPU, memory, network rates and other figures of the devices over time, from their telemetry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,16 +44,19 @@ def rates(runs: Sequence[Run]) -> Chart:
     return with_actions(chart.with_note("solid: up, dashed: down"), runs)
 
 
-def power(runs: Sequence[Run]) -> Chart:
-    """Empty if the runs counted no energy."""
-    watts = Axis("power", "W", limits=(0.0, None))
-    return with_actions(_chart(runs, "Power", watts, {"": _rate("consumed", 1.0)}, "energy"), runs)
+def growth_of(
+    runs: Sequence[Run], title: str, y: tuple[str, str], table: str, column: str, what: str
+) -> Chart:
+    """Growth per second of the counter `column`. `table`: attribute of `Run`. `y`: label and unit.
+    `what`: the lines in a sentence."""
+    axis = Axis(*y, limits=(0.0, None))
+    return with_actions(_chart(runs, title, axis, {"": _rate(column, 1.0)}, table, what), runs)
 
 
-def battery(runs: Sequence[Run]) -> Chart:
-    """Empty if no device has a battery."""
-    level = Axis("battery", "%", limits=(0.0, 100.0))
-    return with_actions(_chart(runs, "Batteries", level, {"": _level("level", 100.0)}, "energy"), runs)
+def share_of(runs: Sequence[Run], title: str, y: str, table: str, column: str, what: str) -> Chart:
+    """The share `column`, in percent. The parameters are those of `growth_of`."""
+    axis = Axis(y, "%", limits=(0.0, 100.0))
+    return with_actions(_chart(runs, title, axis, {"": _level(column, 100.0)}, table, what), runs)
 
 
 def _chart(
@@ -63,7 +64,8 @@ def _chart(
     title: str,
     y: Axis,
     figures: dict[str, _Figure],
-    table: Literal["telemetry", "energy"] = "telemetry",
+    table: str = "telemetry",
+    what: str = "CPU, memory and rates",
 ) -> Chart:
     layers: list[Layer] = []
     series = 0
@@ -85,7 +87,6 @@ def _chart(
                 hue, own = color(series), " ".join(filter(None, (title_of_line, figure)))
                 layers += _lines(own, title_of_line, grid, known, y, hue, dashed=bool(dashed))
             series += 1
-    what = {"telemetry": "CPU, memory and rates", "energy": "power and batteries"}[table]
     remarks = (f"{what}: lines are means of groups, bands lowest to highest",) * by_group
     time = Axis("device time", "s", limits=(0.0, None))
     return Chart(title, time, y, tuple(layers), remarks=remarks)

@@ -131,7 +131,7 @@ def measured(run: Run, benchmark: Benchmark, condition: Condition, rule: str, st
         seconds=metrics.crossed(run, "accuracy", target) if has_reached else cost.time,
         updates=cost.updates,
         bytes=cost.bytes,
-        joules=cost.energy,
+        joules=cost.others["energy"],
         accuracy=accuracy,
         events=events_digest(run.path / "events.jsonl"),
         torch=str(run.manifest["versions"]["torch"]),

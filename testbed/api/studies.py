@@ -154,16 +154,15 @@ class RankedByTime:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedByEnergy:
-    """Energies and ranks of a configuration in virtual time and with the real runtime."""
+class RankedByCost:
+    """Costs and ranks of a configuration in virtual time and with the real runtime."""
 
     name: str
-    virtual_j: float
-    """Mean energy of all devices to the target in virtual time, in joules; NaN if a seed did not reach
-    the target."""
-    real_j: float
-    """Mean energy of all devices to the target with the real runtime, in joules; NaN if a seed did not
-    reach the target."""
+    virtual_cost: float
+    """Mean cost of all devices to the target in virtual time, in the cost's unit; NaN if
+    a seed did not reach the target."""
+    real_cost: float
+    """Mean cost of all devices to the target with the real runtime; NaN if a seed did not reach it."""
     virtual_rank: int
     real_rank: int
 
@@ -179,8 +178,9 @@ class Agreement(RankAgreement[RankedByTime]):
     """Name of the real runtime."""
     verdicts: Mapping[Verdict, int]
     """Verdict -> number of real runs with that verdict."""
-    by_energy: RankAgreement[RankedByEnergy] | None
-    """Agreement of the rankings by energy; None if a run counted no energy."""
+    by_cost: Mapping[str, RankAgreement[RankedByCost]]
+    """Agreement of the rankings by further costs; without those that a run did not
+    count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ class AgreeResult:
 
     agreement: RankAgreement[RankedConfiguration]
     """Ranks by time, times in seconds, and Kendall's tau-b."""
-    by_energy: RankAgreement[RankedConfiguration] | None
-    """Ranks by energy, energies of all devices in joules, and Kendall's tau-b; None if a run counted no
-    energy."""
+    by_cost: Mapping[str, RankAgreement[RankedConfiguration]]
+    """Ranks by further costs of all devices (`analysis.features.COSTS`), without those that a run did
+    not count."""
     target: float
     """Test accuracy (share). Configurations are ranked by the time until they reach this accuracy."""
     runtime: str
@@ -209,7 +209,7 @@ class AgreeResult:
             target=self.target,
             runtime=self.runtime,
             verdicts=summary.verdicts(self.real),
-            by_energy=None if self.by_energy is None else self.by_energy.with_rows(RankedByEnergy),
+            by_cost={name: one.with_rows(RankedByCost) for name, one in self.by_cost.items()},
         )
 
 
@@ -257,10 +257,10 @@ def agree(
         least = comparison.percent(comparison.TARGETS[0])
         raise BadInputError(f"{file}: no run reached an accuracy of {least}: add a `target` below it")
     found = agreement.agreement(agreement.times(labels, virtual, real, target))
-    joules = agreement.energies(labels, virtual, real, target)
-    by_energy = None if joules is None else agreement.agreement(joules)
+    costs = agreement.other_costs(labels, virtual, real, target)
+    by_cost = {name: agreement.agreement(table) for name, table in costs.items()}
     used = studies[1].cells[0].plan.runtime
-    return AgreeResult(found, by_energy, target, used, tuple(real), folder)
+    return AgreeResult(found, by_cost, target, used, tuple(real), folder)
 
 
 def _runs_with_accuracy(

@@ -153,7 +153,7 @@ def agree(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Run a sweep in virtual time and emulated, and compare how both rank its configurations."""
-    from analysis import comparison
+    from analysis import comparison, features
     from testbed.api import studies
 
     with _explaining_interrupt(quiet=as_json):
@@ -172,9 +172,10 @@ def agree(
     accuracy = f"a test accuracy of {comparison.percent(found.target)}"
     print_text(f"\nMean time to {accuracy}:")
     _show(found.agreement, found.runtime, "s")
-    if found.by_energy is not None:
-        print_text(f"\nMean energy of all devices to {accuracy}:")
-        _show(found.by_energy, found.runtime, "J")
+    for name, ranks in found.by_cost.items():
+        cost = features.COSTS[name]
+        print_text(f"\nMean {cost.title} to {accuracy}:")
+        _show(ranks, found.runtime, cost.unit, words=cost.words)
     print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
 
 
@@ -442,9 +443,10 @@ def _show(
     other: str = "virtual",
     where: str = "virtual time",
     digits: int = 1,
+    words: tuple[str, str] = ("is faster", "slower"),
 ) -> None:
     """`runtime` and `other`: names of the two kinds of runs. `where`: name of the second kind in a
-    sentence. `digits`: decimals of the costs."""
+    sentence. `digits`: decimals of the costs. `words`: of the better and the worse configuration."""
     headings = (f"{other} {unit}", f"{runtime} {unit}", f"rank in {other}", f"rank in {runtime}")
     table = console.number_table("", *headings)
     table.columns[0].justify = "left"
@@ -460,7 +462,7 @@ def _show(
     if math.isnan(result.low):
         interval = "no interval: it needs several seeds, or at least three configurations"
     print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
-    better, worse = ("is faster", "slower") if unit == "s" else ("needs fewer joules", "more")
+    better, worse = words
     for first, second in result.swapped:
         print_text(f"Swapped: {first} {better} than {second} in {where}, but {worse} in {runtime}.")
     if not result.swapped:

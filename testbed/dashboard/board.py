@@ -17,9 +17,11 @@ from analysis.charts.action_marks import ActionMarks, marks
 from analysis.charts.chart import Chart, remarks
 from analysis.charts.lanes import lanes
 from analysis.charts.learning_curves import curves
-from analysis.figures import FIGURES, DeviceFigure, rate
+from analysis.features import NEEDS
+from analysis.figures import FIGURES
 from analysis.load import Run
 from analysis.names import distinct
+from analysis.part import DeviceFigure, rate
 from testbed.dashboard.feed import CPU_WINDOW_SECONDS, Feed, requested_cpu
 from testbed.traits import is_simulated
 
@@ -41,10 +43,10 @@ SORTS: Mapping[str, tuple[str, bool]] = {
 
 
 def sorts(have: Collection[str]) -> Iterator[str]:
-    """Yield the orders that are offered for runs that have `have` (`analysis.figures.has`)."""
+    """Yield the orders that are offered for runs that have `have` (`analysis.features.parts_of_run`)."""
     for name, (column, _) in SORTS.items():
         needs = FIGURES[column].needs if column else ""
-        if needs not in ("energy", "batteries") or needs in have:
+        if needs not in NEEDS or needs in have:
             yield name
 
 
@@ -58,20 +60,20 @@ class DeviceTable:
     """One row per device, in the order of the plan, indexed by name: `group`, `state`, `updates`, mean
     `staleness` (versions), `share` of all updates (0 to 1), `asked` (requested) and `used` CPU (share of
     a core), `memory` (bytes), its `limit_mib`, `up` and `down` (bit/s), `up_carried` and `down_carried`
-    (share of the link's rate that was carried while packets waited), `energy` consumed since the start
-    of the run (J), `power` (W) and battery `level` (0 to 1). NaN if unknown."""
+    (share of the link's rate that was carried while packets waited), and the figures with a `table`. NaN
+    if unknown."""
     live: bool
     """If true, `used`, `up` and `down` are means over the last seconds, and `memory` is the latest
     value; else means and maximum over the run."""
 
     @property
     def caption(self) -> str:
-        if self.devices["used"].isna().all():
-            if self.devices["power"].isna().all():
-                return "Devices"
-            return f"Devices (power: {'last seconds' if self.live else 'mean of the run'})"
-        when = f"last {CPU_WINDOW_SECONDS:.0f} s" if self.live else "means of the run"
-        return f"Devices (CPU and rates: {when}; memory: {'now' if self.live else 'maximum'})"
+        when = {name: one.when[not self.live] for name, one in _shown().items() if any(one.when)}
+        known = [f"{name}: {text}" for name, text in when.items() if self.devices[name].notna().any()]
+        if self.devices["used"].notna().any():
+            last = f"last {CPU_WINDOW_SECONDS:.0f} s" if self.live else "means of the run"
+            known = [f"CPU and rates: {last}", f"memory: {'now' if self.live else 'maximum'}"]
+        return f"Devices ({'; '.join(known)})" if known else "Devices"
 
 
 def device_table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
@@ -79,7 +81,6 @@ def device_table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
     planned = run.devices.set_index(run.devices["device"].astype(str))
     updates = run.updates.groupby(run.updates["client"].astype(str))["staleness"]
     used = _used(run, CPU_WINDOW_SECONDS if live else np.inf)
-    energy = _energy(run)
     count = updates.size().reindex(planned.index, fill_value=0)
     figures = pd.DataFrame(
         {
@@ -97,10 +98,11 @@ def device_table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
             "down": 8 * used["received"].reindex(planned.index),
             "up_carried": (used["up_left"] / used["up_allowed"]).reindex(planned.index),
             "down_carried": (used["down_left"] / used["down_allowed"]).reindex(planned.index),
-            "energy": energy["consumed"].reindex(planned.index),
-            "power": (energy["power"] if live else energy["mean"]).reindex(planned.index),
-            "level": energy["level"].reindex(planned.index),
-            **{one.name: one.table(run).reindex(planned.index) for one in FIGURES.values() if one.table},
+            **{
+                one.name: one.table(run, live).reindex(planned.index)
+                for one in FIGURES.values()
+                if one.table
+            },
         },
         index=planned.index,
     )
@@ -209,12 +211,6 @@ def _used(run: Run, seconds: float) -> pd.DataFrame:
     grown = grown[(grown["cpu"] >= 0) & (grown["at"] > 0)]  # no growth across a restart of the device
     total = grown.groupby(names[grown.index]).sum(min_count=1)
     return total.div(total["at"], axis=0)
-
-
-def _energy(run: Run) -> pd.DataFrame:
-    """`mean` is the mean power in watts over the whole run; all else is the last sample."""
-    newest = run.energy.groupby(run.energy["device"].astype(str)).last()
-    return newest.assign(mean=newest["consumed"] / newest["at"].where(newest["at"] > 0))
 
 
 def _memory(run: Run, *, live: bool) -> pd.Series[float]:

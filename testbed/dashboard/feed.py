@@ -14,6 +14,7 @@ import pandas as pd
 
 from agents.device_actions import SetCpu, from_json
 from analysis import manifest as manifests
+from analysis.features import RECORDS, STREAMS
 from analysis.load import Follower, Run
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
@@ -71,7 +72,8 @@ def _used(run: Run) -> pd.Series[float]:
 
 _LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinished": 200_000,
            "status": 200_000, "note": 1_000, "action": 1_000_000,
-           "energy": 50_000, "energy_sample": 50_000}  # fmt: skip
+           **{one.kind.event: one.most for one in RECORDS if one.most},
+           **{one.kind: one.most for one in STREAMS if one.most}}  # fmt: skip
 """Maximum number of rows in memory, by kind of record. All need at most about 200 MB."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
 """Fewer updates, because the charts of a live run are computed twice a second."""

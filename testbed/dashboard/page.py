@@ -17,11 +17,10 @@ from bokeh.models.css import InlineStyleSheet
 from bokeh.models.widgets import Div, Select, TextInput, Toggle
 
 from agents import events as records
-from analysis import comparison, figures, metrics, summary
+from analysis import comparison, features, metrics, summary
 from analysis.charts import screen
 from analysis.charts.action_marks import ActionMarks
 from analysis.charts.chart import INKS, Ink, Theme
-from analysis.figures import energy
 from analysis.load import Run
 from testbed.dashboard import board, first_page
 from testbed.dashboard.board import MAX_COLUMNS, Board, DeviceTable, Panel
@@ -41,14 +40,13 @@ def header(feed: Feed, name: str = "") -> str:
         return escape(feed.error)
     line, stop = summary.headline(run), _stop(run)
     running = feed.live and run.ended is None
-    consumed = run.energy.groupby("device", observed=True)["consumed"].last()
     facts = {
         "device time": _time(line.duration, stop, running=running),
         "updates": _updates(run, feed.updates, stop, running=running),
         "version": f"{line.versions:,}",
         "accuracy": _accuracy(line.accuracy, stop),
         "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
-        **({} if consumed.empty else {"energy": energy(consumed.sum())}),
+        **features.facts(run),
         "task": str(run.manifest.get("task", "?")),
         "runtime": _runtime(run),
         "validity": _validity(run, feed),
@@ -285,7 +283,7 @@ class _PageView:
 
     def _controls(self) -> None:
         style = InlineStyleSheet(css=_widget_style(self._ink))
-        have = frozenset[str]().union(*(figures.has(run.manifest) for run in self._board.runs))
+        have = {name for run in self._board.runs for name in features.parts_of_run(run.manifest)}
         sorts: list[str | tuple[Any, str]] = [*board.sorts(have)]
         large = any(len(table.devices) > board.MAX_ROWS for table in self._board.tables)
         first = "fewest updates" if large else "as planned"

@@ -41,12 +41,21 @@ def describe(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, Any]:
         "host": host(),
         "git_commit": git_commit(),
         "cpus": _cpus(spec.plan),
-        **({"segments": list(spec.plan.segments)} if spec.plan.segments else {}),
-        "devices": _devices(spec, labels),
+        **_segments(spec.plan),
+        "devices": _devices(spec.plan, importance(spec), spec.samples, labels),
         **({"shares": list(spec.plan.cpu_notes)} if spec.plan.cpu_notes else {}),
         **_shaper(spec.plan),
         **_clock(spec.plan),
     }
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """Entries that follow from the plan alone, before the data are partitioned."""
+    return {**_segments(plan), "devices": _devices(plan, {}, {}, {})}
+
+
+def _segments(plan: Plan) -> dict[str, Any]:
+    return {"segments": list(plan.segments)} if plan.segments else {}
 
 
 _SOURCES = attrgetter(
@@ -56,14 +65,15 @@ _SOURCES = attrgetter(
 """Attributes of a planned device from which its entry is made."""
 
 
-def _devices(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, dict[str, Any]]:
+def _devices(
+    plan: Plan, weights: Mapping[str, float], samples: Mapping[str, int], labels: Mapping[str, list[int]]
+) -> dict[str, dict[str, Any]]:
     """Devices that are alike share an entry (`analysis.alike_devices`)."""
-    weights, samples = importance(spec), spec.samples
     entries: dict[str, dict[str, Any]] = {}
     following, former, entry = "", None, {}
-    for device in spec.plan.devices:
+    for device in plan.devices:
         name = device.name
-        own = samples[name], weights.get(name, 0.0), labels.get(name, [])
+        own = samples.get(name, 0), weights.get(name, 0.0), labels.get(name, [])
         sources = _SOURCES(device), own
         if name == following and sources == former:
             entry["count"] = entry.get("count", 1) + 1

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from agents import events
-from agents.device_actions import PowerOff
-from agents.energy.messages import RoundEnergy
 from analysis.tally import Tally
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.live_files import RecordFollower
@@ -90,9 +88,8 @@ class Points:
 
     Each evaluation gives a point with `accuracy` and `loss`, and with `perplexity` = exp(loss) if the
     task has one. Each window with updates gives a point with the totals `updates`, `version`, `rejected`
-    and `megabytes` of payloads, and with `updates_per_second` and the mean `staleness` in versions. If
-    energy is counted, it has the totals `round_joules` (all rounds, also those whose update was lost)
-    and `power_offs`.
+    and `megabytes` of payloads, with `updates_per_second` and the mean `staleness` in versions, and with
+    the totals of features (`analysis.part.FeatureTally.totals`).
 
     A window includes its end. It lasts 1 s of device time at first, and twice as long each time that
     `_POINTS` windows have given a point.
@@ -108,21 +105,17 @@ class Points:
     _updates_before: int = 0
     """Updates before the current window; below, the sum of their staleness in versions."""
     _staleness_before: int = 0
-    _energy: bool = False
 
     def add(self, record: events.Record) -> Iterator[Point]:
         """Yield the points that are complete now."""
         if record.at > self._begin + self._width or isinstance(record, events.RunEnded):
             yield from self._window(record.at)
         self._tally.add(record)
-        match record:
-            case RoundEnergy() | events.Acted(action=PowerOff()):
-                self._energy = True
-            case events.Evaluated(at=at, accuracy=accuracy, loss=loss):
-                values = {"accuracy": accuracy, "loss": loss}
-                if self.perplexity and loss < math.log(1e300):
-                    values["perplexity"] = math.exp(loss)
-                yield Point(at, {name: value for name, value in values.items() if value == value})
+        if isinstance(record, events.Evaluated):
+            values = {"accuracy": record.accuracy, "loss": record.loss}
+            if self.perplexity and record.loss < math.log(1e300):
+                values["perplexity"] = math.exp(record.loss)
+            yield Point(record.at, {name: value for name, value in values.items() if value == value})
 
     def _window(self, now: float) -> Iterator[Point]:
         """If the current window has updates, yield its point. Begin the window that contains `now`."""
@@ -137,8 +130,8 @@ class Points:
                 "megabytes": tally.bytes / 1e6,
                 "rejected": float(tally.rejected),
             }
-            if self._energy:
-                values |= {"round_joules": tally.round_joules, "power_offs": float(tally.power_offs)}
+            for part in tally.parts:
+                values |= part.totals()
             yield Point(end, values)
             self._updates_before, self._staleness_before = tally.updates, tally.staleness_sum
             self._made += 1

@@ -340,8 +340,7 @@ class FullScreenView(LiveView):
         """Samples of the host's clock that are later than the time shown are ignored. In virtual time,
         samples have device times."""
         virtual = self._overview.is_virtual
-        is_sampled = self._overview.energy or self._overview.segments
-        if not self._tally.started or (virtual and not is_sampled):
+        if not self._tally.started:
             return
         if self._samples is None:
             size = _TELEMETRY_BYTES_PER_DEVICE * max(16, len(self._overview.devices))

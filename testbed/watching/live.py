@@ -14,9 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from agents import events
-from agents.texts import quantity
-from analysis.figures import energy, number, percent
-from analysis.tally import Notice, merge_notices
+from analysis.part import Notice, decimal, percent
+from analysis.tally import merge_notices
 from testbed import console
 from testbed.fidelity.validity import Judgement, Validity
 from testbed.view import View
@@ -174,15 +173,17 @@ class QuietView(LiveView):
 
 def render_summary(run: Run) -> RenderableType:
     """A table of the devices, and the accuracy reached."""
-    from analysis import summary
+    from analysis import features, summary
 
     rows = summary.devices(run)
     if len(rows) > _MAX_ROWS:
         rows = summary.groups(rows)
         rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
     shares = [name for name in summary.SHARES if name not in _RARE or (rows[name] > 0).any()]
-    private = ["ε"] if "epsilon" in rows else []
-    table = console.number_table("device", "profile", "updates", "share", "staleness", *shares, *private)
+    more = {one.name: one.title for one in features.SUMMARY if one.title and one.name in rows}
+    table = console.number_table(
+        "device", "profile", "updates", "share", "staleness", *shares, *more.values()
+    )
     table.padding = (0, 1, 0, 0)  # so that it fits in 80 columns; long profiles are wrapped
     table.columns[1].no_wrap = False
     for name, row in rows.iterrows():
@@ -191,18 +192,14 @@ def render_summary(run: Run) -> RenderableType:
             str(row["profile"] or "–"),
             str(row["updates"]),
             percent(row["share"]),
-            number(row["staleness"], 1),
+            decimal(row["staleness"], 1),
             *(percent(row[name]) for name in shares),
-            *(number(row["epsilon"], 1) for _ in private),
+            *(decimal(row[name], 1) for name in more),
         )
     line = summary.headline(run)
     ended = "not ended" if line.ended is None else events.end_reason(line.ended)
     facts = f"{line.applied}, {line.duration:.1f} s ({ended})"
-    if not run.energy.empty:
-        consumed = run.energy.groupby("device", observed=True)["consumed"].last().sum()
-        facts += f", {energy(float(consumed))}"
-    if count := int((run.scenario["action"] == "poweroff").sum()):
-        facts += f", {quantity(count, 'power-off')}"
+    facts += "".join(f", {name} {text}" for name, text in features.facts(run).items())
     result = Text.assemble((line.rule, "bold"), f": {line.quality}")
     unused = summary.unused_devices(run)
     return Group(Text(), table, Text(), result, Text(facts), *([Text(unused)] if unused else []))

@@ -24,7 +24,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from analysis.figures import FIGURES, DeviceFigure
+from analysis.features import NEEDS
+from analysis.figures import FIGURES
+from analysis.part import DeviceFigure
 from analysis.tally import DeviceTally, Tally
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
@@ -144,13 +146,14 @@ class RunCollector(Collector):
 
     def _of_devices(self, devices: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         """Yield the metrics of `analysis.figures`. `devices`: as in the manifest."""
-        energy = {name: one.get("energy") for name, one in devices.items()}
-        batteries = {name for name, own in energy.items() if own and own.get("battery")}
         tallies = self._tally.devices
+        having = {
+            part: [name for name in tallies if holds(devices.get(name, {}))]
+            for part, holds in NEEDS.items()
+        }
         for figure in FIGURES.values():
-            wanted = {"batteries": batteries, "energy": {*tallies} if any(energy.values()) else set()}
-            if figure.metric and (names := wanted.get(figure.needs, {*tallies})):
-                own = {name: self._value(figure, tallies[name]) for name in tallies if name in names}
+            if figure.metric and (names := having.get(figure.needs, [*tallies])):
+                own = {name: self._value(figure, tallies[name]) for name in names}
                 yield _metric(figure.metric, figure.about, own, "device", is_total=figure.is_total)
         usage = {name: one.usage for name, one in tallies.items() if one.has_details}
         for counter, name, documentation in (

@@ -11,12 +11,14 @@ from math import isnan
 from typing import Any
 
 from agents import config
-from analysis import figures
 from analysis.activity import OFFLINE, STATES, UNPOWERED
+from analysis.features import parts_of_run
 from analysis.figures import FIGURES
-from analysis.tally import DeviceTally, SegmentTally, Tally
+from analysis.part import Facts
+from analysis.tally import DeviceTally, Tally
 from testbed.errors import reading_run
 from testbed.plan import Plan
+from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import StopSettings, Topology, yamlfile
 from testbed.traits import is_simulated, traits
@@ -44,11 +46,15 @@ class Overview:
     links: bool = False
     """Telemetry counts bytes that devices send and receive: those of containers, and of processes with
     links."""
-    energy: bool = False
-    batteries: bool = False
-    segments: tuple[str, ...] = ()
+    facts: Facts = field(default_factory=dict)
+    """Content of the manifest, or the part that is known; empty if nothing is known."""
+    parts: frozenset[str] = field(init=False)
+    """Parts of the run (`analysis.features.parts_of_run`)."""
     cpus: dict[str, str] = field(default_factory=dict)
     """cpusets of `infrastructure` and `devices`; empty if unknown or on another host."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", frozenset(parts_of_run(self.facts)))
 
     @property
     def is_virtual(self) -> bool:
@@ -56,16 +62,14 @@ class Overview:
 
     @property
     def has(self) -> frozenset[str]:
-        """Parts of the run that figures need (`analysis.figures.DeviceFigure.needs`)."""
+        """Parts of the run that figures need (`analysis.part.DeviceFigure.needs`)."""
         found = {
             "": True,
             # Virtual time has no telemetry, and processes without links count no bytes.
             "telemetry": not self.is_virtual,
             "links": self.links,
-            "energy": self.energy,
-            "batteries": self.batteries,
         }
-        return frozenset(name for name, has in found.items() if has)
+        return self.parts | {name for name, has in found.items() if has}
 
     def progress(self, at: float, updates: int) -> float:
         """From 0 to 1, at `at` seconds of device time. The stop condition that is closest to being met
@@ -74,13 +78,13 @@ class Overview:
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 
     def tally(self) -> Tally:
-        """Return a tally of the run's devices and segments without any records."""
+        """Return a tally without any records."""
         return Tally(
             {
                 one.name: DeviceTally(planned_cpu=one.cpu, importance=one.importance)
                 for one in self.devices
             },
-            {name: SegmentTally() for name in self.segments},
+            self.facts,
         )
 
 
@@ -93,9 +97,7 @@ def overview_of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
         dilation=plan.dilation,
         run=run,
         links=_counts_bytes(plan.runtime, linked=plan.shaper is not None),
-        energy=any(d.energy is not None for d in plan.devices),
-        batteries=any(d.energy is not None and d.energy.battery is not None for d in plan.devices),
-        segments=tuple(plan.segments),
+        facts=provenance.plan_facts(plan),
     )
 
 
@@ -119,9 +121,7 @@ def read_overview(directory: RunDirectory) -> Overview | None:
             dilation=manifest["dilation"],
             run=directory.run,
             links=_counts_bytes(manifest["runtime"], linked=bool(manifest.get("shaper"))),
-            energy="energy" in (has := figures.has(manifest)),
-            batteries="batteries" in has,
-            segments=tuple(manifest.get("segments", ())),
+            facts=manifest,
             cpus=_cpus(manifest),
         )
 

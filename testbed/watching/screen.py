@@ -24,7 +24,9 @@ from analysis.activity import (
     WAIT,
     ActivityCell,
 )
-from analysis.figures import FIGURES, DeviceFigure, energy, rate
+from analysis.features import STATE_NEEDS
+from analysis.figures import FIGURES
+from analysis.part import DeviceFigure
 from analysis.tally import Tally
 from testbed import console
 from testbed.fidelity.validity import Validity, recorded_reasons
@@ -132,18 +134,11 @@ class Screen:
             f"{tally.rate(at):.1f}/s"
         )
         facts += f"  {tally.rejected} rejected" if tally.rejected else ""
-        if view.energy and not isnan(tally.consumed):
-            facts += f"  {energy(tally.consumed)}"
+        more = [named for part in tally.parts for named in part.headline(tally)]
+        facts += "".join(f"  {text}" for name, text in more if not name)
         facts += f"  dilation {view.dilation:g}" if view.dilation != 1 else ""
-        return [title, Text(facts), Text(f"{quality_of(tally.evaluation)}{self._segments()}")]
-
-    def _segments(self) -> str:
-        """Empty if devices share no segment."""
-        texts = []
-        for name, segment in self.tally.segments.items():
-            rates = " ".join(f"{way} {rate(bits)}" for way, bits in segment.rates.items())
-            texts.append(f"  {console.shorten(name)}: {'cut' if segment.is_cut else rates or 'idle'}")
-        return "".join(texts)
+        named = "".join(f"  {console.shorten(name)}: {text}" for name, text in more if name)
+        return [title, Text(facts), Text(f"{quality_of(tally.evaluation)}{named}")]
 
     def _verdict(self, width: int, most: int) -> list[Text]:
         """Return the verdict with its reasons, in at most `most` lines."""
@@ -163,7 +158,7 @@ class Screen:
 
     @property
     def _states(self) -> tuple[str, ...]:
-        return tuple(state for state in STATES if state != UNPOWERED or self.overview.batteries)
+        return tuple(one for one in STATES if STATE_NEEDS.get(one, "") in self.overview.has)
 
     @property
     def _state_width(self) -> int:
@@ -197,9 +192,10 @@ class Screen:
         if _widths(without, longest, room) != (name, bar):  # memory is shown only if space is left
             columns = without
             name, bar = _widths(columns, longest, room)
-        for title in ("watt", "stale") if self.overview.energy else ():
+        giving_way = sorted((one for one in columns if one.gives_way), key=lambda one: one.gives_way)
+        for column in giving_way:
             if name + bar + _width(columns) > room:
-                columns = [column for column in columns if column.title != title]
+                columns = [one for one in columns if one is not column]
                 name, bar = _widths(columns, longest, room)
         what, how = ("group", "online") if grouped else ("device", "state")
         head = Text(f"  {what:<{name}} {how:<{self._state_width}} {'last 60 s':<{bar}}", "bold")

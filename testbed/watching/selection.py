@@ -8,7 +8,8 @@ from math import isnan
 
 from agents.device_actions import Crash, Pause, Restart, Resume, Switching, name_of
 from analysis.activity import PAUSED
-from analysis.figures import FIGURES, DeviceFigure
+from analysis.figures import FIGURES
+from analysis.part import DeviceFigure
 from testbed.watching.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"

@@ -12,7 +12,7 @@ import pytest
 from agents.device_actions import PowerOff, PowerOn, to_json
 from agents.energy.messages import RoundEnergy
 from agents.events import Acted, ClientStatus
-from analysis import agreement, comparison, export, metrics, summary
+from analysis import agreement, comparison, energy, export, metrics, summary
 from analysis.charts import CHARTS
 from analysis.device_states import timeline
 from analysis.load import Run, load
@@ -75,10 +75,10 @@ def test_device_without_power_has_a_state_of_its_own(run: Run) -> None:
 
 
 def test_counted_energy_and_power_offs_by_device(run: Run) -> None:
-    joules = metrics.energy(run)
+    joules = energy.joules(run)
     assert joules[["fast", "slow"]].tolist() == [24.0, 10.0]
     assert isnan(joules["mute"])
-    assert metrics.power_offs(run).to_dict() == {"fast": 1, "slow": 0, "mute": 0}
+    assert energy.power_offs(run).to_dict() == {"fast": 1, "slow": 0, "mute": 0}
     table = summary.devices(run)
     assert table["power_offs"].tolist() == [1, 0, 0]
     assert summary.groups(table)["energy"]["pi"] == 34.0
@@ -86,7 +86,7 @@ def test_counted_energy_and_power_offs_by_device(run: Run) -> None:
 
 def test_energy_to_a_target_is_that_of_all_devices(run: Run) -> None:
     """The accuracy of 80 % is reached at 5 s: 8 J + 3/8 of 16 J, and 5 J."""
-    assert metrics.reached(run, 0.8).energy == pytest.approx(14 + 5)
+    assert metrics.reached(run, 0.8).others["energy"] == pytest.approx(14 + 5)
     (row,) = comparison.compare([run], 0.8)
     headings, (cells,) = comparison.texts([row])
     assert dict(zip(headings, cells, strict=True))["energy J"] == "19"
@@ -95,19 +95,18 @@ def test_energy_to_a_target_is_that_of_all_devices(run: Run) -> None:
 
 
 def test_configurations_are_ranked_by_energy(directory: Path, run: Run) -> None:
-    (joules,) = agreement.energies(["fedbuff"], [run], [run], 0.8)["real_cost"]  # type: ignore[index]
+    (joules,) = agreement.other_costs(["fedbuff"], [run], [run], 0.8)["energy"]["real_cost"]
     at = metrics.crossed(run, "accuracy", 0.8)
     assert joules == pytest.approx(8 + (at - 2) * 2 + at)
-    unreached = agreement.energies(["fedbuff"], [run], [run], 0.9)
-    assert unreached is not None
+    unreached = agreement.other_costs(["fedbuff"], [run], [run], 0.9)["energy"]
     assert unreached["virtual_cost"].tolist() == [inf]
     (directory / "telemetry.jsonl").unlink()
-    assert agreement.energies(["fedbuff"], [run], [load(directory)], 0.8) is None
+    assert agreement.other_costs(["fedbuff"], [run], [load(directory)], 0.8) == {}
 
 
 def test_run_without_energy_shows_none(directory: Path) -> None:
     run = load(directory)
-    assert isnan(metrics.reached(run, 0.8).energy)
+    assert isnan(metrics.reached(run, 0.8).others["energy"])
     assert "energy J" not in comparison.texts(comparison.compare([run], 0.8))[0]
     assert {"energy", "power_offs"}.isdisjoint(summary.devices(run).columns)
     for name in ("accuracy-by-energy", "loss-by-energy", "battery-over-time", "power-over-time"):

@@ -10,7 +10,7 @@ import pytest
 
 from agents import events
 from analysis import records
-from analysis.charts import segments
+from analysis.charts import CHARTS
 from analysis.load import Follower, load, load_many
 from tests.analysis.conftest import EVENTS, MANIFEST
 
@@ -213,7 +213,7 @@ def test_use_of_segments_is_in_device_time(directory: Path) -> None:
     append_telemetry(directory, line)
     run = load(directory)
     assert run.network[["at", "seconds", "bytes"]].values.tolist() == [[4.0, 2.0, 2000.0]]
-    rate = segments.over_time([run]).layers[0]
+    rate = CHARTS["segments-over-time"]([run]).layers[0]
     assert (rate.columns["x"].tolist(), rate.columns["y"].tolist()) == ([3.0], [8.0])
 
 

@@ -14,7 +14,7 @@ import pytest
 from scipy import special
 
 from agents.events import ClientsDrawn, Evaluated, RoundUnfinished, UpdateApplied, VersionMade, to_line
-from analysis import metrics, summary
+from analysis import energy, metrics, selection, summary
 from analysis.charts import CHARTS
 from analysis.load import Run, load
 from analysis.names import distinct
@@ -194,7 +194,7 @@ def test_empty_run_has_no_shares_or_energy(directory: Path) -> None:
     (directory / "events.jsonl").write_text("")
     run = load(directory)
     assert metrics.utilisation(run).isna().all(axis=None)
-    joules = metrics.energy(run, {"pi": {"train": 2.0}})
+    joules = energy.joules(run, {"pi": {"train": 2.0}})
     assert joules.isna().all()
 
 
@@ -290,18 +290,18 @@ def test_fairness_and_participants() -> None:
 
 
 def test_energy_by_hand(directory: Path) -> None:
-    joules = metrics.energy(load(directory), {"pi": {"train": 2.0, "wait": 0.5}})
+    joules = energy.joules(load(directory), {"pi": {"train": 2.0, "wait": 0.5}})
     # fast: 2 s and 6 s; slow: 6 s and 2 s; nothing is known of the nano
     assert joules.tolist() == pytest.approx([7.0, 13.0, nan], nan_ok=True)
     assert joules.name == "joules"
-    unknown = metrics.energy(load(directory))
+    unknown = energy.joules(load(directory))
     assert unknown.isna().all()
     assert unknown.name == "joules"
 
 
 def test_unfinished_round_uses_training_power(directory: Path) -> None:
     run = with_records(directory, RoundUnfinished(10.0, "mute", 0, 5.0, 10.0))
-    joules = metrics.energy(run, {"nano": {"train": 2.0, "wait": 0.5}})
+    joules = energy.joules(run, {"nano": {"train": 2.0, "wait": 0.5}})
     assert joules["mute"] == pytest.approx(12.5)
 
 
@@ -310,7 +310,7 @@ def test_energy_uses_the_planned_power(directory: Path) -> None:
     manifest["devices"]["slow"]["power"] = {"train": 7.2}
     (directory / "manifest.json").write_text(json.dumps(manifest))
     run = load(directory)
-    assert metrics.energy(run).tolist() == pytest.approx([nan, 43.2, nan], nan_ok=True)  # 6 s
+    assert energy.joules(run).tolist() == pytest.approx([nan, 43.2, nan], nan_ok=True)  # 6 s
     groups = summary.groups(summary.devices(run))
     assert groups["energy"].tolist() == pytest.approx([43.2, nan], nan_ok=True)
 
@@ -379,15 +379,16 @@ def test_participation_counts_draws_in_which_a_device_was_eligible_and_chosen(di
         ClientsDrawn(2.0, 2, 1, 1, "slow", "slow", ""),
         ClientsDrawn(3.0, 3, 1, 2, "fast slow", "fast", ""),
     )
-    found = metrics.participation(run)
+    found = selection.participation(run)
     assert found["eligible"].to_dict() == {"fast": 2, "slow": 3, "mute": 0}
     assert found["chosen"].to_dict() == {"fast": 1, "slow": 3, "mute": 0}
     assert found["chosen_share"].to_dict() == pytest.approx(
         {"fast": 0.5, "slow": 1.0, "mute": nan}, nan_ok=True
     )
     assert found["eligible_share"].to_dict() == pytest.approx({"fast": 2 / 3, "slow": 1.0, "mute": 0.0})
-    assert metrics.participation(load(directory)).equals(found)
-    assert metrics.participation(replace(run, draws=run.draws.iloc[:0])).empty
+    assert selection.participation(load(directory)).equals(found)
+    without = replace(run, more={**run.more, "draws": run.draws.iloc[:0]})
+    assert selection.participation(without).empty
     chart = CHARTS["participation"]([run])
     assert [layer.name for layer in chart.layers] == ["pi", "nano", "uniform"]
-    assert CHARTS["participation"]([replace(run, draws=run.draws.iloc[:0])]).is_empty
+    assert CHARTS["participation"]([without]).is_empty

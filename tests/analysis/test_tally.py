@@ -8,6 +8,7 @@ import pytest
 
 import testbed
 from agents import events
+from analysis.energy import EnergyUse
 from analysis.load import load
 from analysis.tally import Tally
 
@@ -57,8 +58,10 @@ def test_totals_are_those_of_the_tables(tmp_path: Path, seed: int) -> None:
     assert dict(tally.staleness) == run.updates["staleness"].value_counts().to_dict()
     assert (tally.updates, tally.bytes) == (len(run.updates), run.updates["bytes"].sum())
     assert (tally.version, tally.rejected) == (run.versions["version"].max(), len(run.rejected))
-    assert tally.round_joules == pytest.approx(run.rounds["energy_j"].sum())
+    totals = {name: total for part in tally.parts for name, total in part.totals().items()}
+    assert totals["round_joules"] == pytest.approx(run.rounds["energy_j"].sum())
     power_offs = run.scenario["action"] == "poweroff"
-    assert (tally.power_offs, tally.devices["phone"].power_offs) == (power_offs.sum(),) * 2
+    of_phone = tally.devices["phone"].part(EnergyUse).power_offs
+    assert (totals["power_offs"], of_phone) == (power_offs.sum(),) * 2
     assert power_offs.any()
     assert not run.energy.duplicated().any()

@@ -12,7 +12,8 @@ from rich.console import Console
 from agents import events
 from agents.config import StopConditions
 from analysis.load import load
-from analysis.tally import Notice, Tally, merge_notices
+from analysis.part import Notice
+from analysis.tally import Tally, merge_notices
 from testbed.watching import live
 from testbed.watching.live import LiveView
 from testbed.watching.rows import Overview

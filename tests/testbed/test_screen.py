@@ -125,7 +125,10 @@ def test_link_rates_are_shown() -> None:
 
 def test_segments_are_shown_with_their_use_and_are_no_devices() -> None:
     overview = Overview(
-        rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(1), segments=("cell", "backhaul")
+        rule="fedbuff",
+        stop=StopConditions(after=60.0),
+        devices=fleet(1),
+        facts={"segments": ["cell", "backhaul"]},
     )
     shown = Screen(overview, overview.tally())
     shown.tally.add(STARTED)
@@ -321,7 +324,8 @@ def test_paused_device_is_resumed_by_key() -> None:
 
 def test_batteries_have_levels_and_a_power_off_is_a_state() -> None:
     shown = screen(fleet(3), [STARTED], runtime="virtual")
-    shown.overview = replace(shown.overview, energy=True, batteries=True)
+    facts = {"devices": {"pi-1": {"energy": {"battery": {"capacity": 9.0}}}}}
+    shown.overview = replace(shown.overview, facts=facts)
     for device, joules, level in (("pi-1", 1200.0, 0.2), ("pi-2", 300.0, 0.9), ("pi-3", 3.0, None)):
         figures = {"consumed": joules, "power": joules / 100, "level": level}
         shown.tally.sample(device, 4.0, {"energy": figures})

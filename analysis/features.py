@@ -1,0 +1,36 @@
+"""The features that add to the analysis, a row each, and what they add together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from analysis import energy, privacy, segments, selection
+from analysis.part import AnalysisPart, CostFigure, Facts
+
+if TYPE_CHECKING:
+    from analysis.load import Run
+
+FEATURES: tuple[AnalysisPart, ...] = (energy.PART, segments.PART, selection.PART, privacy.PART)
+
+RECORDS = tuple(one for part in FEATURES for one in part.records)
+STREAMS = tuple(one for part in FEATURES for one in part.streams)
+NEEDS: Mapping[str, Callable[[Facts], bool]] = {
+    name: holds for part in FEATURES for name, holds in part.needs.items()
+}
+STATE_NEEDS: Mapping[str, str] = {
+    state: needed for part in FEATURES for state, needed in part.states.items()
+}
+SUMMARY = tuple(column for part in FEATURES for column in part.summary)
+COSTS: Mapping[str, CostFigure] = {cost.name: cost for part in FEATURES for cost in part.costs}
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Facts about a whole run for people (`AnalysisPart.facts`)."""
+    return {name: text for part in FEATURES for name, text in part.facts(run).items()}
+
+
+def parts_of_run(manifest: Facts) -> Collection[str]:
+    """Return which of `NEEDS` a run has."""
+    alike = {id(facts): facts for facts in manifest.get("devices", {}).values()}  # most share theirs
+    return [name for name, holds in NEEDS.items() if any(map(holds, alike.values()))]
