@@ -26,8 +26,8 @@ def convert(values: Any, cls: type[T]) -> T:
 
 
 class DeclarationError(ValueError):
-    """A rule violates what it has declared (`agents.rules.client_half.ClientSide`), or a selection
-    chooses a client that it must not. The message says how."""
+    """A rule violates what it has declared (`agents.rules.client_half.ClientSide`), or other
+    user code returns what it must not. The message says how."""
 
 
 def positive(name: str, value: float | None) -> None:

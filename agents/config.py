@@ -68,10 +68,10 @@ class BrokerAccess:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A task, a rule, a selection or a step."""
+    """One of our own tasks, rules and the like, or a user's."""
 
     name: str
-    """Name in TASKS, RULES, SELECTIONS or STEPS, or `module:Class` of user code."""
+    """Name in a table such as RULES, or `module:Class` of user code."""
     params: Mapping[str, Any]
     """Fields of the named dataclass."""
 
@@ -256,7 +256,7 @@ class ClientSetup:
     rule: Named
     local: LocalTraining
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """Update pipeline, in the order of `agents.pipeline.STEPS`."""
+    """Update pipeline, in the order of `pipeline.steps.STEPS`."""
     think: DrawnDuration | None = None
     """Delay between the end of a training and the sending of its update."""
     timing: DrawnDuration | None = None
@@ -401,10 +401,10 @@ class AggregatorConfig:
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
     """Folder with user code (`agents.user_code`)."""
-    selection: Named | None = None
-    """None if the rule draws by itself."""
+    chooser: Named | None = None
+    """Chooser of the clients that train next; None if the rule draws by itself."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """Clients' update pipelines, in the order of `agents.pipeline.STEPS`, at most one of each kind."""
+    """Clients' update pipelines, in the order of `pipeline.steps.STEPS`, at most one of each kind."""
 
 
 Way = Literal["up", "down"]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from agents import user_code
 from agents.disk import files
@@ -232,3 +233,28 @@ def _sentence(path: str, line: int, function: str, *, is_own: bool) -> str:
     """Return where the work is: `own code has not returned from mine.py, line 12 (update)`."""
     who = "own code" if is_own else "it"
     return f"{who} has not returned from {Path(path).name}, line {line} ({function})"
+
+
+# Repeated attempts at what fails while a peer is still starting.
+
+T = TypeVar("T")
+_TARDY_SECONDS = 5.0
+
+
+def retry(
+    attempt: Callable[[], T], timeout_s: float, late: Callable[[OSError], object] = lambda _: None
+) -> T:
+    """Repeat until there is no OSError; raise the last one after `timeout_s` seconds. If the attempts
+    take unusually long, call `late` once, with the last OSError."""
+    begin, is_late = time.monotonic(), False
+    while True:
+        try:
+            return attempt()
+        except OSError as error:
+            waited = time.monotonic() - begin
+            if waited > timeout_s:
+                raise
+            if waited > _TARDY_SECONDS and not is_late:
+                is_late = True
+                late(error)
+            time.sleep(0.1)

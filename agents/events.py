@@ -160,7 +160,7 @@ class RoundUnfinished:
 
 @dataclass(frozen=True, slots=True)
 class ClientsDrawn:
-    """A rule drew clients. Recorded only if the topology has a `selection`. Names are separated by
+    """A rule drew clients. Recorded only if the topology says who is chosen. Names are separated by
     spaces."""
 
     event: ClassVar[str] = "draw"

@@ -1,4 +1,4 @@
-"""Tasks, rules and selections written by the user, as `module:Class` in a folder of modules
+"""Tasks, rules and the like written by the user, as `module:Class` in a folder of modules
 (docs/guide/own-code.md).
 
 Python's import state is global, so a process never uses two such folders at the same time.
@@ -108,7 +108,7 @@ def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
 
 
 def split_words(class_name: str) -> str:
-    """Words such as `client selection` for `ClientSelection`."""
+    """Words such as `client half` for `ClientHalf`."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", class_name).lower()
 
 

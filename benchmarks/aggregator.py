@@ -45,7 +45,7 @@ from agents.aggregator.storage import BLOCK, AppendedFile
 from agents.config import Durability, Named, StopConditions
 from agents.models.vectors import Vector
 from agents.mqtt.topics import Topics
-from agents.pipeline import ServerSteps
+from agents.pipeline.steps import ServerSteps
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff

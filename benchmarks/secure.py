@@ -19,15 +19,19 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-from agents.pipeline.secure.arithmetic import FIELD, Words  # noqa: E402
-from agents.pipeline.secure.party import (  # noqa: E402
+from agents.rules.interface import Contribution, SumUp  # noqa: E402
+from agents.secure.arithmetic import (  # noqa: E402
+    FIELD,
+    SecureRun,
+    Words,
+)
+from agents.secure.party import (  # noqa: E402
     Party,
     expand_seed,
     new_seed,
 )
-from agents.pipeline.secure.secure_messages import decode_sum  # noqa: E402
-from agents.pipeline.secure.server import MaskedSums, Summand  # noqa: E402
-from agents.pipeline.secure.settings import SecureRun  # noqa: E402
+from agents.secure.secure_messages import decode_sum  # noqa: E402
+from agents.secure.server import SecureSums, SumBegun, weighted_sum  # noqa: E402
 
 _TRIES = 5
 
@@ -64,7 +68,7 @@ def main() -> None:
     for party in parties:
         for name, other in zip(settings.clients, parties, strict=True):
             party.add_peer(name, other.public)
-    code, sums = parties[0].code, MaskedSums(settings, size)
+    code, sums = parties[0].code, SecureSums(settings, size)
     vector, rng = np.full(size, 0.01, np.float32), np.random.default_rng(0)
     target, mask = np.empty_like(vector), expand_seed(new_seed(), size)
     copy = _best(lambda: np.copyto(target, vector), 50)
@@ -87,21 +91,23 @@ def main() -> None:
     line("client: round an update", _best(lambda: parties[0].grid.round(vector, rng)))
     line("client: add the mask (masking)", _best(lambda: FIELD.sum(words, mask)))
 
-    summands = []
+    received, used = [], []
     for dispatch in range(1, updates + 1):
         sender = parties[dispatch % given.clients]
         for name, share in sender.prepare(dispatch):
             parties[settings.clients.index(name)].receive_share(sender.name, share)
         masked = sender.masked(dispatch, vector, rng)
-        summands.append(Summand(sender.name, dispatch, 1.0, masked))
-    line("server: sum up K masked updates", _best(lambda: sums.begin(summands, {})))
-    sums.waiting.clear()
-    found = sums.begin(summands, {})
+        received.append(masked.words)
+        used.append(Contribution(sender.name, dispatch, 0, 1.0))
+    weights = [1] * updates
+    line("server: sum up K masked updates", _best(lambda: weighted_sum(received, weights)))
+    words = weighted_sum(received, weights)
+    found = SumBegun(1, SumUp(tuple(used)), words, weights, {*settings.clients})
     answers: list[Words] = []
     took = []
     for party in parties:
         began = time.process_time()
-        payload = party.answer(found.number, found.wanted)
+        payload = party.answer(found.number, found.updates)
         took.append(time.process_time() - began)
         _, summed = decode_sum(payload)
         assert summed is not None  # noqa: S101

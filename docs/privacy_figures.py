@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from agents.pipeline.secure.arithmetic import code_of
-from agents.pipeline.secure.secure_messages import share_size, sum_size
+from agents.secure.arithmetic import code_of
+from agents.secure.secure_messages import share_size, sum_size
 from analysis import metrics, privacy
 from analysis.charts.chart import PALETTE
 from analysis.load import Run, load

@@ -81,8 +81,8 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/pipeline/secure/server.py": ["tests/agents/secure/test_*.py"],
-    "agents/pipeline/secure/*.py": [
+    "agents/secure/server.py": ["tests/agents/secure/test_*.py"],
+    "agents/secure/*.py": [
         "tests/agents/secure/test_[ms]*.py -k 'not galois'",  # whose import takes a second
         "tests/agents/secure/test_*.py",
     ],

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 import testbed
 from agents.models.vectors import Vector
-from agents.pipeline import STEPS
 from agents.pipeline.interface import ClientContext, ClientStep, ServerStep, UpdateStep
+from agents.pipeline.steps import STEPS
 from agents.wire.payloads import Encoded
 from testbed.errors import BadInputError
 

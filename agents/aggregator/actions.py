@@ -23,9 +23,9 @@ class Dispatch:
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 if there was none."""
     waiting: tuple[int, ...] = ()
-    """Numbers of the dispatches whose updates wait to be summed (secure aggregation)."""
+    """Numbers of the dispatches whose updates wait to be summed."""
     lost: tuple[int, ...] = ()
-    """Numbers of the dispatches whose updates were lost with their sum (secure aggregation)."""
+    """Numbers of the dispatches whose updates were lost with their sum."""
     vectors: Vectors = field(default_factory=dict)
     """The rule's own vectors. Nothing changes these arrays any more."""
 
@@ -84,8 +84,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class AskForShares:
-    """Ask for the weighted sum of the mask shares that the client holds for `updates` (secure
-    aggregation)."""
+    """Ask for the weighted sum of the shares that the client holds for `updates`."""
 
     client: str
     number: int

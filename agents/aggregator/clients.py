@@ -15,7 +15,7 @@ from agents.aggregator.progress import Timers
 from agents.checks import DeclarationError
 from agents.config import silence_timeout
 from agents.models.vectors import Vector
-from agents.pipeline import ServerSteps
+from agents.pipeline.steps import ServerSteps
 from agents.rules import interface as rules
 from agents.rules.client_half import checked_copies, sizes
 from agents.rules.interface import RequestUpdate, Send, Server, Vectors

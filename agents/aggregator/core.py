@@ -32,7 +32,6 @@ from agents.aggregator.actions import (
     Action,
     Actions,
     AskForReport,
-    AskForShares,
     AskForUnacknowledged,
     EndInstant,
     Finish,
@@ -44,6 +43,7 @@ from agents.aggregator.clients import Membership, MembershipChange, Reports, Sen
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import REACTIONS, IllegalInputError, Reaction, RunPhase, Settings
 from agents.aggregator.intake import Intake
+from agents.aggregator.part import CorePart
 from agents.aggregator.progress import (
     GRACE_S,
     NOTHING_ARRIVED,
@@ -57,17 +57,13 @@ from agents.aggregator.progress import (
 )
 from agents.checks import DeclarationError
 from agents.config import Named
-from agents.energy.messages import RoundEnergy
 from agents.models import vectors
 from agents.models.vectors import Buffers, Vector, unfit
-from agents.pipeline import ServerSteps
-from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpened
+from agents.pipeline.steps import ServerSteps
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import RequestUpdate, Rule, Send, Server, State, SumUp
-from agents.selection import SELECTIONS
-from agents.selection.draws import REDRAW_EVERY, Draws
-from agents.selection.interface import ClientSelection
+from agents.selection.draws import begin_draws
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
@@ -87,8 +83,8 @@ class Setup:
     rule: Named
     seed: int
     """Seed of the rule's random numbers."""
-    selection: Named | None = None
-    """Selection of the clients that train next; None if the rule draws by itself."""
+    chooser: Named | None = None
+    """Chooser of the clients that train next; None if the rule draws by itself."""
 
     def core(self, w: Vector, model_buffers: Buffers = vectors.NONE) -> tuple[AggregatorCore, Server]:
         """Build a core and its server. `w`: parameters of the first model, shape (d,), changed in place.
@@ -98,37 +94,46 @@ class Setup:
         population = self.settings.importance
         server = Server(w, {}, rng, population=population, buffers=model_buffers)
         steps = ServerSteps(self.settings.steps, w.size)
-        server.masked = steps.sums is not None
-        if self.selection is not None:
-            selection = user_code.build(self.selection, SELECTIONS, ClientSelection)
-            server.draws = Draws(self.selection.name, selection, population, self.settings.samples)
-        return AggregatorCore(self.settings, rule.begin(server), server, steps), server
+        server.sums_only = steps.sums is not None
+        parts: list[CorePart] = []
+        if self.chooser is not None:
+            server.draws = draws = begin_draws(self.chooser, population, self.settings.samples)
+            parts.append(draws)
+        return AggregatorCore(self.settings, rule.begin(server), server, steps, parts), server
 
 
 class AggregatorCore:
     """The aggregator's state machine. It returns the actions that follow from each input."""
 
-    def __init__(self, settings: Settings, rule: State, server: Server, steps: ServerSteps) -> None:
-        self._settings = settings
-        self._rule = rule
-        self._server = server
+    def __init__(
+        self,
+        settings: Settings,
+        rule: State,
+        server: Server,
+        steps: ServerSteps,
+        parts: Sequence[CorePart] = (),
+    ) -> None:
+        """`parts`: what takes part beside the rule and `steps`."""
+        self.settings = settings
+        self.rule = rule
+        self.server = server
+        self._parts = [*steps.halves, *parts]
         self._element, self._size = server.w.dtype.char, server.w.size
         self._phase = RunPhase.WAITING
         self._epoch: Nanoseconds = 0
-        self._timers = Timers()
+        self.timers = Timers()
         self._members = Membership(settings.importance, server, settings.idle)
         self.progress = RunProgress(settings.patience)
         self._versions = Versions(settings, server, steps)
-        self._arrivals = self._versions.arrivals
-        self._sending = Sending(settings, server, self._arrivals, steps)
+        self.arrivals = self._versions.arrivals
+        self._sending = Sending(settings, server, self.arrivals, steps)
         self._dispatches, self._outgoing = self._sending.dispatches, self._sending.outgoing
-        self._reports = Reports(settings, server, self._timers, self._sending)
+        self._reports = Reports(settings, server, self.timers, self._sending)
         self._sums = steps.sums
         self._evaluations = Evaluations(several=settings.evaluate_after)
-        self._ending = Ending(settings, self._timers, self._evaluations)
+        self._ending = Ending(settings, self.timers, self._evaluations)
         self._intake = Intake(settings, server, self._sending, self.progress, self._ending, steps)
         self._orders: deque[str] = deque(maxlen=_ORDERS)
-        self._draws = server.draws
 
     # Properties for the shell
 
@@ -143,19 +148,18 @@ class AggregatorCore:
 
     @property
     def largest_answer(self) -> int | None:
-        """Maximum size in bytes of a client's answer to `AskForShares`; None if the run does not use
-        secure aggregation."""
+        """Maximum size in bytes of a client's answer to `AskForShares`; None if none is asked for."""
         return None if self._sums is None else self._sums.answer_size
 
     @property
     def next_timer(self) -> Nanoseconds | None:
         """Time at which the next `TimersDue` is due; None if no timer is set."""
-        return self._timers.next
+        return self.timers.next
 
     @property
     def rule_waits(self) -> bool:
-        """Whether the rule has set a timer, or a draw without an eligible client is repeated."""
-        return self._timers.any_of_rule or (self._draws is not None and self._draws.waits)
+        """Whether the rule has set a timer, or waits for a part."""
+        return self.timers.any_of_rule or any(part.waits for part in self._parts)
 
     @property
     def epoch(self) -> Nanoseconds | None:
@@ -179,8 +183,8 @@ class AggregatorCore:
         time `at`."""
         if self._phase is not RunPhase.RUNNING:
             return None
-        present, open_since = self._server.clients, self._sending.open_since()
-        all_wait = len(present) == len(self._settings.importance) and not self.rule_waits
+        present, open_since = self.server.clients, self._sending.open_since()
+        all_wait = len(present) == len(self.settings.importance) and not self.rule_waits
         return self.progress.silent_since(at, present, open_since, all_wait=all_wait)
 
     def overdue(self, at: Nanoseconds) -> dict[str, Nanoseconds]:
@@ -196,11 +200,11 @@ class AggregatorCore:
             raise AssertionError(f"while the run is {self._phase}: {'; '.join(problems)}")
 
     def _problems(self) -> Iterator[str]:
-        phase, timers = self._phase, self._timers.names()
+        phase, timers = self._phase, self.timers.names()
         is_over = phase in (RunPhase.ENDED, RunPhase.FINISHED)
         if is_over != (self._ending.end is not None):
             yield f"its end is {self._ending.end}"
-        if phase is RunPhase.WAITING and self._server.clients:
+        if phase is RunPhase.WAITING and self.server.clients:
             yield "clients are present before the start"
         if phase is RunPhase.ENDED and not (self._evaluations and timers <= {"waiting", "give up"}):
             yield f"{len(self._evaluations)} evaluations and the timers {timers} are waited for"
@@ -210,12 +214,9 @@ class AggregatorCore:
         yield from self._reports.problems()
         yield from self._sending.problems(is_over=is_over)
         yield from self._versions.problems(self._dispatches.was_sent)
-        yield from self._evaluations.problems(self._server.version)
-        if self._sums is not None:
-            yield from self._sums.problems(self._arrivals)
-            sums = {timer[1] for timer in timers if timer[0] == "shares"}
-            if not is_over and sums != self._sums.waiting:
-                yield f"timers of the sums {sums} are set, and {self._sums.waiting} wait"
+        yield from self._evaluations.problems(self.server.version)
+        for part in self._parts:
+            yield from part.problems(self)
 
     # Inputs
 
@@ -227,19 +228,21 @@ class AggregatorCore:
             if reaction is Reaction.ILLEGAL:
                 raise IllegalInputError(event, self._phase)
             return []
-        after = self._timers.due("after")
+        after = self.timers.due("after")
         if after is not None and event.at > after + _LATE and self._phase is RunPhase.RUNNING:
             return [*self._end_late(after, event.at), *self.handle(event)]
-        if self._draws is not None:
-            self._draws.now = getattr(event, "at", self._draws.now)
+        for part in self._parts:
+            part.begin_input(event.at)
         actions: Actions
         match event:
             case inputs.UpdateArrived():
                 actions = self._update_arrived(event)
             case inputs.InstantOver(at):
                 actions = self._sending.instant_over(at)
-            case inputs.SharesSummed(at, client, message):
-                actions = self._shares_summed(client, message, at)
+            case inputs.Answered(at, client, message):
+                actions = [
+                    one for part in self._parts for one in part.receive_answer(client, message, at, self)
+                ]
             case inputs.TimersDue(at):
                 actions = self._fire_due_timers(at)
             case inputs.StatusChanged(at, client, state):
@@ -283,7 +286,7 @@ class AggregatorCore:
     def _fire_due_timers(self, at: Nanoseconds) -> Actions:
         """Fire all timers that are due at time `at`, the earliest first."""
         actions: list[Action] = []
-        while (popped := self._timers.pop(at)) is not None:
+        while (popped := self.timers.pop(at)) is not None:
             actions += self._fire(*popped, at)
         return actions
 
@@ -291,15 +294,13 @@ class AggregatorCore:
         """Handle `timer`. `due`: time at which the timer was due, at most the present time `at`."""
         match timer, self._ending.end:
             case ("rule", str(name)), _:
-                return self._carry_out(self._rule.timer(name), at, ticked=due)
-            case "redraw", _:
-                return self._carry_out(self._rule.redraw(), at)
+                return self.carry_out(self.rule.timer(name), at, ticked=due)
             case "evaluate", _:
                 return self._evaluate(at)
             case "checkpoint", _:
-                return [Save(self._server.version)]
-            case ("shares", int(number)), _ if self._sums is not None:
-                return self._settle(self._sums.give_up(number), at)
+                return [Save(self.server.version)]
+            case ("part", str(name), int(number)), _:
+                return [one for part in self._parts for one in part.fire(name, number, at, self)]
             case ("report", str(client)), _:
                 gone = self._take_status(client, "offline", at)
                 self._reports.miss(client)
@@ -307,7 +308,7 @@ class AggregatorCore:
             case "after", _:
                 return self._end("after", at)
             case "waiting", End() as end:
-                return [self._ending.note_waiting(end, self._server.version)]
+                return [self._ending.note_waiting(end, self.server.version)]
             case "give up", End() as end:
                 return self._give_up(end, "the run waits no longer")
         raise RuntimeError(f"timer {timer} must not be set now")
@@ -320,9 +321,11 @@ class AggregatorCore:
         record = events.from_line(line)
         if isinstance(record, events.Acted) and record.action is not None:
             self.progress.note_action(record.device, record.action)
-        if isinstance(record, RoundEnergy) and self._draws is not None:
-            self._draws.note_battery(record.client, record.level, record.at)
-        return [] if record is None else [Log(record)]
+        if record is None:
+            return []
+        for part in self._parts:
+            part.note_record(record)
+        return [Log(record)]
 
     # The run clock starts, is suspended, and resumes
 
@@ -330,15 +333,15 @@ class AggregatorCore:
         """Start the run clock with the clients that are ready now."""
         at = started.at
         self._phase, self._epoch = RunPhase.RUNNING, started.epoch
-        self._server.began = at
+        self.server.began = at
         self.progress.restart_silence(at)
         self._members.admit({*self._members.ready})
-        self._timers.set_periodic("evaluate", self._settings.evaluate_every, at)
-        if self._settings.checkpoint_every is not None:
-            self._timers.set_periodic("checkpoint", self._settings.checkpoint_every, at)
-        if self._settings.stop.after is not None:
-            self._timers.set("after", from_seconds(self._settings.stop.after))
-        return [*self._clock_starts(started), *self._carry_out(self._rule.start(), at)]
+        self.timers.set_periodic("evaluate", self.settings.evaluate_every, at)
+        if self.settings.checkpoint_every is not None:
+            self.timers.set_periodic("checkpoint", self.settings.checkpoint_every, at)
+        if self.settings.stop.after is not None:
+            self.timers.set("after", from_seconds(self.settings.stop.after))
+        return [*self._clock_starts(started), *self.carry_out(self.rule.start(), at)]
 
     def _suspend(self) -> Actions:
         """Stop the run clock. If the run had ended early, undo the end."""
@@ -359,21 +362,21 @@ class AggregatorCore:
         at = started.at
         self._epoch = started.epoch
         self.progress.restart_silence(at)
-        present, ready = [*self._server.clients], self._members.ready
+        present, ready = [*self.server.clients], self._members.ready
         back = [client for client in present if client in ready]
         find, newest = self._dispatches.find, self._dispatches.newest_open
         lost = {client: find(client, newest(client)) for client in back}
         changes: list[Action] = []
         for client in back:
-            changes += [*self._sending.unanswered(client, at), *self._lose_shares(client, at)]
+            changes += [*self._sending.unanswered(client, at), *self._lose_process(client, at)]
             self._dispatches.forget(client)
         self._members.admit({*present, *ready})
         for client in ready:
             self._dispatches.restart(client)
-            if self._draws is not None:
-                self._draws.note_join(client)
+            for part in self._parts:
+                part.note_join(client)
             if client not in present:
-                changes += self._carry_out(self._rule.join(client), at)
+                changes += self.carry_out(self.rule.join(client), at)
         for client in present:
             if client not in ready:
                 changes += self._leave(client, at)
@@ -387,12 +390,12 @@ class AggregatorCore:
     def _clock_starts(self, started: inputs.Started) -> list[Action]:
         """Return the actions at every start of the run clock: write a record, save the model, and
         evaluate the model."""
-        clients = (*self._server.clients, *self._members.waiting)
+        clients = (*self.server.clients, *self._members.waiting)
         missing = tuple(self._members.missing)
         at = to_seconds(started.at)
         return [
             Log(events.RunStarted(at, started.wall_clock, clients, missing)),
-            Save(self._server.version),
+            Save(self.server.version),
             *self._evaluate(started.at),
         ]
 
@@ -402,8 +405,8 @@ class AggregatorCore:
         """Handle a client's new state. A client that is ready is asked for its unacknowledged
         updates. If the client is also asked for a report, it sends its unacknowledged updates before
         the report."""
-        is_idle = client in self._settings.idle
-        if client not in self._settings.importance and not is_idle:
+        is_idle = client in self.settings.idle
+        if client not in self.settings.importance and not is_idle:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
         if is_idle or state != "ready" or any(isinstance(action, AskForReport) for action in actions):
@@ -420,7 +423,7 @@ class AggregatorCore:
         match change:
             case MembershipChange.LEFT:
                 actions += self._leave(client, at)
-                if not self._server.clients and not self._settings.patient:
+                if not self.server.clients and not self.settings.patient:
                     actions += self._end("no clients left", at)
             case MembershipChange.JOINED:
                 actions += self._join(client, at)
@@ -429,24 +432,22 @@ class AggregatorCore:
         return actions
 
     def _join(self, client: str, at: Nanoseconds) -> list[Action]:
-        self._members.admit({*self._server.clients, client})
-        if self._draws is not None:
-            self._draws.note_join(client)
-        return self._carry_out(self._rule.join(client), at)
+        self._members.admit({*self.server.clients, client})
+        for part in self._parts:
+            part.note_join(client)
+        return self.carry_out(self.rule.join(client), at)
 
     def _leave(self, client: str, at: Nanoseconds) -> list[Action]:
-        del self._server.clients[client]
+        del self.server.clients[client]
         self._reports.expect_none(client)
         unanswered = self._sending.unanswered(client, at)
         self._sending.forget(client)
-        lost_sums = self._lose_shares(client, at)
-        return [*unanswered, *lost_sums, *self._carry_out(self._rule.leave(client), at)]
+        lost = self._lose_process(client, at)
+        return [*unanswered, *lost, *self.carry_out(self.rule.leave(client), at)]
 
-    def _lose_shares(self, client: str, at: Nanoseconds) -> list[Action]:
-        """Record the sums that are lost because the process of `client` has ended, and with it its
-        shares of masks."""
-        lost = [] if self._sums is None else self._sums.remove_client(client)
-        return [action for settled in lost for action in self._settle(settled, at)]
+    def _lose_process(self, client: str, at: Nanoseconds) -> list[Action]:
+        """Let the parts react to the end of the process of `client`."""
+        return [one for part in self._parts for one in part.lose_process(client, at, self)]
 
     def _lose_work(self, client: str, at: Nanoseconds) -> list[Action]:
         """Tell the rule that the work of `client` is lost, unless another model is under way to the
@@ -455,13 +456,13 @@ class AggregatorCore:
             self._outgoing.request_again(client)
             return []
         self._outgoing.close_request(client)
-        return self._carry_out(self._rule.lose_work(client), at)
+        return self.carry_out(self.rule.lose_work(client), at)
 
     def _send_again(self, client: str, lost: Dispatched, at: Nanoseconds) -> list[Action]:
         """Send a model to `client`, because the model in the dispatch `lost` or the training from it was
         lost. The rule is not informed, because it still waits for an answer. But only the rule knows the
         vectors that it sends with its models."""
-        if self._settings.side.model_vectors:
+        if self.settings.side.model_vectors:
             return self._lose_work(client, at)
         self._outgoing.request_again(client)
         is_sent = self._sending.has_model(client)
@@ -472,23 +473,23 @@ class AggregatorCore:
         its last applied update. If no update of the client was applied, the farewell has the sequence
         number 0. The client's sequence numbers are forgotten, so that the client starts like a new one
         if it comes back. The farewell of an idle client is ignored."""
-        if sender not in self._settings.importance:
+        if sender not in self.settings.importance:
             return []
         acknowledged = self._sending.acknowledged(sender)
         told = message.run, message.client, message.sequence
-        if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
+        if told != (self.settings.run, sender, acknowledged) or self._sums is not None:
             return []
-        if acknowledged and (problem := unfit(message.vector, self._server.w)) is not None:
+        if acknowledged and (problem := unfit(message.vector, self.server.w)) is not None:
             return self._intake.reject(sender, problem, at)
         self._sending.retire(sender)
         memory = message.vector if acknowledged else None
-        return self._carry_out(self._rule.retire(sender, memory), at)
+        return self.carry_out(self.rule.retire(sender, memory), at)
 
     # Messages that may be lost
 
     def _stalled(self, since: Nanoseconds, at: Nanoseconds) -> Actions:
         asked = self._reports.record_disruption(NOTHING_ARRIVED, self.progress.note_stall(since, at), at)
-        clients = list(self._server.clients)
+        clients = list(self.server.clients)
         if any(self._dispatches.newest_open(client) for client in clients):
             return asked
         return [*asked, *(action for client in clients for action in self._lose_work(client, at))]
@@ -514,14 +515,14 @@ class AggregatorCore:
         verdict = self._intake.judge(event, self._epoch, clock_runs=runs)
         done = verdict.first
         if verdict.update is not None:
-            if self._draws is not None:
-                self._note_update(verdict.update, message, self._draws)
-            wanted = self._checked(self._rule.update(verdict.update))
+            for part in self._parts:
+                part.note_update(verdict.update, message, self)
+            wanted = self._checked(self.rule.update(verdict.update))
             self._sending.note_passed(message, wanted)
             done = [*done, *self._perform(wanted, at, verdict.update)]
         elif verdict.is_work_lost:
             done = [*done, *self._lose_work(event.sender, at)]
-            is_endless = runs and self._settings.stop.after is None
+            is_endless = runs and self.settings.stop.after is None
             if is_endless and self.progress.has_diverged(self._at_work()):
                 done += self._end("diverged", at)
         return [*done, *verdict.last]
@@ -529,25 +530,13 @@ class AggregatorCore:
     def _at_work(self) -> Iterator[str]:
         """Yield the present clients that train or will train, even if no update arrives any more."""
         has_model, owes = self._outgoing.has_model, self._dispatches.newest_open
-        for client in self._server.clients:
+        for client in self.server.clients:
             if self.rule_waits or has_model(client) or owes(client):
                 yield client
 
-    def _note_update(self, update: rules.Update, message: UpdateMessage, draws: Draws) -> None:
-        """Record what the selection may know of an update. An update that waited on the device until it
-        was requested counts without this wait."""
-        waits = self._settings.side.send_buffer is not None
-        wait = max(0, message.sent - message.train_end) if waits else 0
-        draws.note_update(
-            update.client,
-            loss=message.loss,
-            took=max(0, update.round_trip - wait),
-            staleness=self._server.staleness(update),
-        )
-
     # Actions of the rule
 
-    def _carry_out(
+    def carry_out(
         self, returned: rules.Actions, at: Nanoseconds, ticked: Nanoseconds | None = None
     ) -> list[Action]:
         """Check and perform what the rule returned for an input that is no update. `ticked`: time at
@@ -563,26 +552,24 @@ class AggregatorCore:
     ) -> list[Action]:
         """Perform the rule's checked actions. The actions react to `update`, or to the timer that was
         due at `ticked`, or to another input if both are None."""
-        done: list[Action] = [] if self._draws is None else self._drawn(self._draws, at)
-        if self._settings.side.model_vectors:
+        done = [one for part in self._parts for one in part.after_rule(at, self)]
+        if self.settings.side.model_vectors:
             actions = self._with_copies(actions)
         for action in actions:
             match action:
                 case rules.Aggregated():
                     done += self._versions.add(action, at)
-                    limit = self._settings.stop.updates
+                    limit = self.settings.stop.updates
                     if limit is not None and self._versions.applied >= limit:
                         done += self._end("updates", at)
                 case rules.Ignored(reason) if update is not None:
-                    if self._sums is not None:
-                        self._sums.drop(update.client, update.dispatch)
                     done += self._unused(update.client, update.dispatch, reason, at)
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending.end is not None:
                     continue  # after the last version, no models are sent and no timers set
                 case SumUp() if self._sums is not None:
-                    done += self._sum_up(action, self._sums, at)
+                    done += self._sums.sum_up(action, at, self)
                 case Send(deferred=deferred) if deferred or self._phase is RunPhase.SUSPENDED:
                     self._outgoing.send(action)
                 case Send():
@@ -594,18 +581,18 @@ class AggregatorCore:
                     self._outgoing.request(action)
                 case rules.SetTimer(name, after):
                     # Measured from the time at which the timer was due, so that delays do not add up.
-                    self._timers.set(("rule", name), (at if ticked is None else ticked) + after)
+                    self.timers.set(("rule", name), (at if ticked is None else ticked) + after)
                 case rules.SetPeriodicTimer(name, period):
-                    self._timers.set_periodic(("rule", name), period, at)
+                    self.timers.set_periodic(("rule", name), period, at)
         return done
 
     def _checked(self, returned: rules.Actions) -> rules.Actions:
         """Return what the rule returned. Raises DeclarationError if it is not a list of actions, or if
         the rule has replaced the global model by something of another type or shape."""
-        name = type(self._rule).__name__
+        name = type(self.rule).__name__
         if not rules.is_action_list(returned):
             raise DeclarationError(f"{name} returned {returned!r:.80}, expected a list of actions")
-        w: Any = self._server.w
+        w: Any = self.server.w
         if not isinstance(w, np.ndarray):
             raise DeclarationError(f"{name} replaced server.w by {w!r:.80}: change it in place")
         if w.dtype.char != self._element or w.shape != (self._size,):
@@ -615,71 +602,36 @@ class AggregatorCore:
             )
         return returned
 
-    def _drawn(self, draws: Draws, at: Nanoseconds) -> list[Action]:
-        """Return the records of the rule's draws. If a draw chose too few clients, set a timer to repeat
-        it."""
-        records, is_unfilled = draws.pop_records()
-        if is_unfilled:
-            self._timers.set("redraw", at + REDRAW_EVERY)
-        return [Log(record) for record in records]
-
     def _with_copies(self, actions: rules.Actions) -> rules.Actions:
         """Return `actions` with copies of the vectors that the rule sends."""
         copied = iter(self._sending.with_copies([a for a in actions if isinstance(a, Send)]))
         return [next(copied) if isinstance(a, Send) else a for a in actions]
 
+    def lose_update(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
+        lost = self._unused(client, dispatch, reason, at)
+        self._sending.lose(client, dispatch)
+        return lost
+
+    def refuse(self, client: str, reason: str, at: Nanoseconds) -> list[Action]:
+        return self._intake.stray(client, reason, at)
+
     def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
         """Record that an update is not applied. The update is the answer of `client` to `dispatch`."""
+        for part in self._parts:
+            part.drop_update(client, dispatch)
         return [
             *self._intake.reject(client, reason, at, dispatch),
-            self._arrivals.drop(client, dispatch, at),
+            self.arrivals.drop(client, dispatch, at),
         ]
-
-    # Secure sums
-
-    def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
-        """Begin the sum of the updates in `wanted`: request the sum of mask shares from each client
-        that holds shares."""
-        begun = sums.begin(wanted, self._server.clients.keys())
-        if not isinstance(begun, SumBegun):
-            return self._settle(begun, at)
-        self._timers.set(("shares", begun.number), at + sums.timeout)
-        asked = self._server.in_device_order(begun.holders)
-        return [AskForShares(client, begun.number, begun.updates) for client in asked]
-
-    def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
-        """Handle an answer to `AskForShares`. Ignore the answer if enough other clients have
-        answered already."""
-        sums, shares = self._sums, message.words
-        if sums is None:  # such messages belong only to runs with secure aggregation
-            return []
-        if not sums.is_waiting_for(client, message.number):
-            return []
-        if shares is not None and (problem := sums.problem_with_shares(shares)) is not None:
-            return self._intake.stray(client, problem, at)
-        settled = sums.answer(message.number, client, shares)
-        return [] if settled is None else self._settle(settled, at)
-
-    def _settle(self, settled: SumOpened | SumLost, at: Nanoseconds) -> list[Action]:
-        """Pass an opened sum to the rule. For a lost sum, record that its updates are not applied."""
-        self._timers.cancel(("shares", settled.number))
-        wanted = settled.wanted
-        if isinstance(settled, SumOpened):
-            return self._carry_out([self._rule.apply_sum(wanted, settled.total)], at)
-        lost: list[Action] = []
-        for used in wanted.contributions:
-            lost += self._unused(used.client, used.dispatch, f"its buffer {settled.reason}", at)
-            self._sending.lose(used.client, used.dispatch)
-        return [*lost, *settled.records(to_seconds(at))]
 
     # Evaluations, and the end
 
     def _evaluate(self, at: Nanoseconds) -> list[Action]:
-        return self._evaluations.request(self._server.version, self._server.w, at)
+        return self._evaluations.request(self.server.version, self.server.w, at)
 
     def _evaluation_done(self, done: inputs.EvaluationDone) -> Actions:
         log = self._evaluations.done(done)
-        target = self._settings.stop.target_accuracy
+        target = self.settings.stop.target_accuracy
         if target is not None and done.accuracy >= target:
             return [log, *self._end("target_accuracy", done.at)]
         return [log]
@@ -712,18 +664,18 @@ class AggregatorCore:
 
     def _give_up(self, end: End, why: str) -> list[Action]:
         """Finish the run without the missing evaluations."""
-        return [self._ending.note_giving_up(end, self._server.version, why), *self._finish(end)]
+        return [self._ending.note_giving_up(end, self.server.version, why), *self._finish(end)]
 
     def _finish(self, end: End) -> list[Action]:
         """Write the last records."""
         self._phase = RunPhase.FINISHED
-        self._timers.clear()
-        at, version = end.at, self._server.version
+        self.timers.clear()
+        at, version = end.at, self.server.version
         return [
             *self._versions.buffered_records(at, is_cut_short=end.is_cut_short),
             *self.progress.end_stall(at),
-            *self._arrivals.unapplied_records(at),
-            *(log for client in self._server.clients for log in self._sending.unanswered(client, at)),
+            *self.arrivals.unapplied_records(at),
+            *(log for client in self.server.clients for log in self._sending.unanswered(client, at)),
             *self._intake.unrecorded_notes(at),
             Save(version, final=True),
             Log(events.RunEnded(to_seconds(at), end.reason, version, self._versions.applied)),

@@ -12,7 +12,6 @@ from typing import ClassVar, get_args
 
 from agents import events
 from agents.config import Named, StopConditions, UpdateBounds
-from agents.pipeline.secure.arithmetic import Words
 from agents.rules.interface import ClientSide
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import UpdateMessage
@@ -50,7 +49,7 @@ class Settings:
     """Sent models are kept, because updates are encoded as differences to them."""
     bounds: UpdateBounds = field(default_factory=UpdateBounds)
     steps: Sequence[Named] = field(default_factory=list)
-    """Clients' update pipelines, in the order of `agents.pipeline.STEPS`, at most one of each kind."""
+    """Clients' update pipelines, in the order of `pipeline.steps.STEPS`, at most one of each kind."""
     silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
     """Time to answer a request for a report, after which the client counts as absent. Default: when the
     broker disconnects a silent client."""
@@ -114,20 +113,13 @@ class UpdateArrived:
     message: UpdateMessage
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SharesSum:
-    """A client's answer to `actions.AskForShares`."""
-
-    number: int
-    words: Words | None
-    """None if the client lacks some of the shares."""
-
-
 @dataclass(frozen=True, slots=True)
-class SharesSummed:
+class Answered:
+    """A client's answer to `actions.AskForShares`, as it was sent."""
+
     at: Nanoseconds
     client: str
-    message: SharesSum
+    message: bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +227,7 @@ Input = (
     | Suspended
     | StatusChanged
     | UpdateArrived
-    | SharesSummed
+    | Answered
     | Reconnected
     | Restarted
     | Reported
@@ -290,7 +282,7 @@ REACTIONS: Mapping[type[Input], tuple[Reaction, ...]] = {
     StatusChanged:  (_H,    _H,     _H,       _H,   _I),
     UpdateArrived:  (_I,    _H,     _H,       _H,   _I),
     Unreadable:     (_I,    _H,     _H,       _I,   _I),
-    SharesSummed:   (_I,    _H,     _H,       _I,   _I),
+    Answered:       (_I,    _H,     _H,       _I,   _I),
     Reported:       (_I,    _H,     _I,       _I,   _I),
     Reconnected:    (_I,    _H,     _I,       _I,   _I),
     Restarted:      (_I,    _H,     _I,       _I,   _I),

@@ -17,7 +17,7 @@ from agents.aggregator.inputs import Settings, UpdateArrived
 from agents.aggregator.progress import Ending, RunProgress
 from agents.models.vectors import DIVERGED, Vector, finite, norm, unfit
 from agents.mqtt.rate_limit import RateLimit
-from agents.pipeline import ServerSteps
+from agents.pipeline.steps import ServerSteps
 from agents.rules.client_half import sizes, unfit_vectors
 from agents.rules.interface import Kind, Server, Update, Vectors
 from agents.texts import make_printable
@@ -78,15 +78,15 @@ class Validation:
                 return vectors
             message = replace(message, vectors=vectors)
         if message.encoded is None:
-            if self._steps.plain_problem is not None:
-                return self._steps.plain_problem
+            if self._steps.sums is not None:
+                return self._steps.sums.sums_only
         else:
             vector = self._steps.decode(event.sender, message, message.encoded, base)
             if isinstance(vector, str):
                 return vector
             message = replace(message, vector=vector)
             if self._steps.sums is not None:
-                return message  # a masked update has no vector to check, and is kept from here on
+                return message  # it has no vector to check, and the step keeps it from here on
         problem = unfit(message.vector, self._server.w)
         return problem or (self._is_bounded and self._too_long(message)) or message
 

@@ -42,7 +42,6 @@ from agents.energy.messages import EnergyOrder, RoundEnergy
 from agents.models.flat import first_model
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, Inbox, ReceivedMessage
-from agents.pipeline.secure import secure_messages as secure_wire
 from agents.rules import RULES
 from agents.rules.client_half import elements
 from agents.rules.interface import Rule
@@ -150,7 +149,7 @@ class Aggregator:
         )
         self._durable = DurableCore(
             directory,
-            Setup(settings, cfg.rule, cfg.seed, cfg.selection),
+            Setup(settings, cfg.rule, cfg.seed, cfg.chooser),
             w,
             segment=cfg.segment,
             durability=cfg.durability,
@@ -388,7 +387,7 @@ class Aggregator:
                 return
             self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
         elif kind == "sums":
-            self._receive_sum(at, sender, payload)
+            self._handle(inputs.Answered(at, sender, payload))
         else:
             self._receive_control_message(at, topic, payload)
 
@@ -405,15 +404,6 @@ class Aggregator:
                     raise messages.MessageError("unexpected message for the aggregator")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
-
-    def _receive_sum(self, at: Nanoseconds, sender: str, payload: bytes | bytearray) -> None:
-        """Receive a client's sum of mask shares."""
-        try:
-            found = inputs.SharesSum(*secure_wire.decode_sum(payload))
-        except secure_wire.SecureWireError as error:
-            self._refusals.add(self._topics.sums(sender), messages.MessageError(str(error)))
-            return
-        self._handle(inputs.SharesSummed(at, sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
         """Refuse an excess message. If `sender` floods, shut out `sender`: pass the status `offline` to
@@ -516,7 +506,7 @@ class Aggregator:
 def _largest(numbers: int, buffers: int, answer: int | None) -> dict[str, int]:
     """Return the maximum size in bytes of payloads from clients, by kind of topic. `numbers`: number of
     float32 numbers in an update. `buffers`: size of the model's buffers in bytes. `answer`: maximum size
-    in bytes of an answer to `AskForShares`; None if the run does not use secure aggregation."""
+    in bytes of an answer to `AskForShares`; None if the run asks for none."""
     largest = {"update": 2 * 4 * numbers + buffers + _MAX_OVERHEAD_BYTES}
     return largest if answer is None else {**largest, "sums": answer}
 

@@ -15,15 +15,15 @@ from agents.aggregator.inputs import EvaluationDone, PartEvaluated, Settings
 from agents.device_actions import Action as DeviceAction
 from agents.device_actions import DeviceState
 from agents.models.vectors import Vector, finite
-from agents.pipeline import ServerSteps
+from agents.pipeline.steps import ServerSteps
 from agents.rules.interface import Aggregated, Server
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 
 Timer = (
-    Literal["evaluate", "checkpoint", "after", "waiting", "give up", "redraw"]
+    Literal["evaluate", "checkpoint", "after", "waiting", "give up"]
     | tuple[Literal["rule"], str]  # with the rule's name for the timer
     | tuple[Literal["report"], str]  # with the client that owes the report
-    | tuple[Literal["shares"], int]  # with the number of the sum
+    | tuple[Literal["part"], str, int]  # with name and number, as a part of the core has set it
 )
 """Named by its purpose."""
 _ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}

@@ -7,8 +7,8 @@ number of the entry in the run (8 bytes), the checksum of text and payload, and 
 earlier fields. So an incomplete last entry after a crash can be distinguished from a damaged, missing or
 misplaced one.
 
-The text is `[name, {field: value, ...}]` with a name in `agents.aggregator.inputs`. For an update or a
-sum of shares, the payload is the message as it was sent. The first entry is the core's `Setup`, with
+The text is `[name, {field: value, ...}]` with a name in `agents.aggregator.inputs`. For an update or an
+answer, the payload is the message as it was sent. The first entry is the core's `Setup`, with
 number 0, or, if older entries were removed, a `Cut` with the number of the last of them.
 
 The log is flushed to the operating system before the journal, so the journal never has records whose
@@ -30,11 +30,10 @@ from typing import Any, BinaryIO
 
 from agents import config
 from agents.aggregator.core import Setup
-from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, UpdateArrived
+from agents.aggregator.inputs import INPUTS, Answered, Input, UpdateArrived
 from agents.aggregator.storage import BLOCK, AppendedFile
 from agents.disk import files
 from agents.disk.files import PACKED, Checksum
-from agents.pipeline.secure import secure_messages as secure_wire
 from agents.wire import payloads
 
 _Bytes = bytes | bytearray | memoryview
@@ -141,9 +140,11 @@ class Recording:
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
         message: _Bytes = b""
-        if isinstance(event, UpdateArrived | SharesSummed):
+        if isinstance(event, Answered):
+            message = event.message
+        elif isinstance(event, UpdateArrived):
             # Without a payload, a copy, because the event's vectors may change until it is written.
-            message = b"".join(_lay_out(event)) if payload is None else payload
+            message = b"".join(payloads.lay_out(event.message)) if payload is None else payload
         self._last += 1
         self.is_dirty = True
         entry = _Entry(self._last, text.encode(), message)
@@ -246,12 +247,6 @@ def _pieces(entries: Sequence[_Entry]) -> list[_Bytes]:
     return pieces
 
 
-def _lay_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
-    if isinstance(event, SharesSummed):
-        return (secure_wire.encode_sum(event.message.number, event.message.words),)
-    return payloads.lay_out(event.message)
-
-
 @dataclass(frozen=True, slots=True)
 class Torn:
     """The entry at byte `at` is incomplete, because the file ends within it."""
@@ -303,10 +298,7 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
                 entry = _entry(text, payload)
                 if isinstance(entry, Setup | Cut) != (count == 0):
                     raise ValueError("expected a setup or a cut as the first entry, and only there")
-            except (
-                *(ValueError, TypeError, RecursionError, payloads.WireError),
-                secure_wire.SecureWireError,
-            ) as error:
+            except (ValueError, TypeError, RecursionError, payloads.WireError) as error:
                 raise RecordingError(f"{path}, the entry at byte {head.at}: {error}") from error
             yield entry
 
@@ -432,6 +424,6 @@ def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input:
         raise ValueError(f"{name} has the wrong fields {fields!r:.80}")
     if name == UpdateArrived.__name__:
         return UpdateArrived(**fields, message=payloads.decode_update(payload))
-    if name == SharesSummed.__name__:
-        return SharesSummed(**fields, message=SharesSum(*secure_wire.decode_sum(payload)))
+    if name == Answered.__name__:
+        return Answered(**fields, message=payload)
     return INPUTS[name](**fields)

@@ -22,7 +22,6 @@ from agents.disk import files
 from agents.disk.files import Checksum
 from agents.models.vectors import Buffers, Vector
 from agents.rules import RULES
-from agents.selection import SELECTIONS
 from agents.wire import payloads
 
 BLOCK = 4096
@@ -192,7 +191,7 @@ def save_model(folder: Path, name: str, w: Vector, buffers: Buffers, version: in
 # lengths of the buffers, the pickle, the buffers. Integers are little endian.
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbedB"
+_MAGIC = b"testbedC"
 """Version of the state's classes. Change it whenever one of them changes."""
 _MODULES = {
     "agents.aggregator.dispatches",
@@ -206,15 +205,11 @@ _MODULES = {
     "agents.device_actions",
     "agents.events",
     "agents.mqtt.rate_limit",
-    "agents.pipeline",
     "agents.rules.client_half",
     "agents.rules.interface",
     "agents.rules.parts",
-    "agents.selection.draws",
-    "agents.selection.interface",
     *features.MODULES,
     *(rule.__module__ for rule in RULES.values()),
-    *(selection.__module__ for selection in SELECTIONS.values()),
 }
 """Modules whose classes a state may contain: making their objects has no side effects."""
 _OTHERS = {
@@ -307,7 +302,7 @@ class _Reader(pickle.Unpickler):
         super().__init__(io.BytesIO(pickled), buffers=buffers)
 
     def find_class(self, module: str, name: str) -> Any:
-        ours = module in _MODULES or module.startswith("agents.pipeline.")
+        ours = module in _MODULES or module.startswith(features.PACKAGES)
         if ours or (module, name) in _OTHERS or user_code.has_module(module):
             found = super().find_class(module, name)
             if (module, name) in _OTHERS or (isinstance(found, type) and found.__module__ == module):

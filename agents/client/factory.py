@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agents import pipeline, random_generators, user_code
+from agents import random_generators, user_code
 from agents.client.core import FIT_MEMORY, ClientCore, ClientIdentity
 from agents.config import ClientSetup, DrawnDuration
 from agents.pipeline.interface import ClientContext, ClientStep
+from agents.pipeline.steps import build_client_steps
 from agents.random_generators import THINKING, TIMING
 from agents.rules import RULES
 from agents.rules.client_half import ClientSettings, KeptMemory, SavedVectors
@@ -78,7 +79,7 @@ def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> li
         rng=lambda *purpose: rng(setup, *purpose),
         simulated=simulated,
     )
-    return pipeline.build_client_steps(setup.steps, client)
+    return build_client_steps(setup.steps, client)
 
 
 def core(

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agents.config import AccessLink
+from agents.disturbances import retry
 from agents.links import packets, probe_server
-from agents.mqtt.retry import retry
 from agents.wire.messages import LinkFigures, QueueUse
 
 # Measurement of a shaped link during the run: the bytes that left its queue while packets waited,

@@ -41,7 +41,7 @@ _AT_ONCE = 2**14
 slow link would wake it (docs/concepts/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
-"""Masks for a message's first byte: all flags (repeated, retained, QoS 1), and only QoS 1."""
+"""Bits of a message's first byte: all flags (repeated, retained, QoS 1), and only QoS 1."""
 
 Sink = Callable[[str, bytes | bytearray, Nanoseconds], None]
 

@@ -64,11 +64,11 @@ class Topics:
         return f"{ROOT}/{self.run}/key/{client}"
 
     def share(self, recipient: str, sender: str) -> str:
-        """client -> another client: a sealed share of a mask (`agents.pipeline.secure`)."""
+        """client -> another client: a message about an update of its own."""
         return f"{ROOT}/{self.run}/share/{recipient}/{sender}"
 
     def sums(self, client: str) -> str:
-        """client -> aggregator: a sum of shares of masks (`agents.pipeline.secure`)."""
+        """client -> aggregator: an answer to `wire.messages.UnmaskRequest`."""
         return f"{ROOT}/{self.run}/sums/{client}"
 
     def control(self, device: str) -> str:

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar, cast
 import paho.mqtt.client as paho
 
 from agents.config import KEEPALIVE, BrokerAccess
+from agents.disturbances import retry
 from agents.links import packets
 from agents.mqtt import chunks, streaming
 from agents.mqtt.chunks import Messages
-from agents.mqtt.retry import retry
 from agents.mqtt.topics import Topics
 from agents.timing.nanoseconds import Nanoseconds
 

@@ -45,8 +45,7 @@ class DifferentialRun(DifferentialPrivacy, UpdateStep):
     seed: int
     """Seed of the noise at the server."""
     rounding: float = 0.0
-    """Secure aggregation rounds each coordinate up or down to a multiple of this value; 0 if nothing
-    is rounded."""
+    """A later step rounds each coordinate up or down to a multiple of this value; 0 if none does."""
 
     def at_client(self, client: ClientContext) -> Privatiser:
         return Privatiser(self, partial(client.rng, NOISE))

@@ -1,7 +1,7 @@
 """Interface of the steps that process an update between local training and the aggregation rule.
 
 A step is a frozen dataclass of its parameters. It has a client half and may have a server half, which
-decodes updates or adds noise. Each client applies its steps in the order of `agents.pipeline.STEPS`. The
+decodes updates or adds noise. Each client applies its steps in the order of `pipeline.steps.STEPS`. The
 last step may encode the update (`agents.wire.payloads.Encoded`); the server half of that step decodes
 the update.
 
@@ -35,18 +35,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agents.aggregator.actions import Action
+from agents.aggregator.part import CorePart, PartHost
 from agents.models.vectors import Vector
+from agents.rules.interface import SumUp
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded, UpdateMessage
 
 Wanted = Sequence[tuple[str, int, int]]
 """Client, dispatch and weight of each update in a sum that the server requests."""
-Words = NDArray[np.uint32]
 BASE_LACKS = "the model that it was trained from is not kept"
 
 
@@ -147,9 +148,8 @@ class SimulatedExchange(Protocol):
     def receive_share(self, sender: str, dispatch: int) -> None:
         """Handle the message of the client `sender` about its `dispatch`."""
 
-    def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
-        """Return the size of the answer to the server in bytes, and the sum in it. The sum is None if
-        the client cannot make it."""
+    def answer(self, number: int, wanted: Wanted) -> bytes:
+        """Return the answer to request `number` of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,15 @@ class ExchangeCost:
 NO_EXCHANGE = ExchangeCost()
 
 
-class ServerStep:
-    """Server half of a step; one object per run. It is part of the core's state, which is saved in
-    checkpoints (`agents.aggregator.storage`)."""
+class ServerStep(CorePart):
+    """Server half of a step; one object per run."""
+
+    sums_only: ClassVar[str] = ""
+    """Reason to reject an update that this step has not encoded, because the server may learn only sums
+    of updates; empty if it may learn each. At most one step of a run is such a step. Its `receive` keeps
+    the update, and returns no vector of it."""
+    answer_size: int | None = None
+    """Maximum size in bytes of a client's answer to this step's requests; None if it has none."""
 
     def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
@@ -190,6 +196,14 @@ class ServerStep:
         """Return the encoded vector as a new float32 array. Raises ValueError or LookupError if the
         encoded update is invalid."""
         raise NotImplementedError
+
+    def record_fields(self, client: str, dispatch: int) -> dict[str, Any]:
+        """Return what the step knows of an update for its record (`agents.events.UpdateApplied`)."""
+        return {}
+
+    def sum_up(self, wanted: SumUp, at: Nanoseconds, core: PartHost) -> list[Action]:
+        """Begin the sum that the rule has requested. Called only for a step with `sums_only`."""
+        return []
 
     def for_vector(self, size: int) -> ServerStep | None:
         """Return the server half that decodes one of the rule's own vectors, shape (size,). Return None
@@ -225,6 +239,11 @@ class UpdateStep(ABC):
         """Measure the CPU time of the step's exchange on this host, for models with `parameters`
         parameters."""
         return NO_EXCHANGE
+
+    def waiting_models(self) -> tuple[float, int]:
+        """Return how much the broker may hold for a client of what clients send to each other, in sizes
+        of a model, and how many clients may fill a queue with the largest messages."""
+        return 0.0, 1
 
     def exchanged_bytes(self, parameters: int) -> int:
         """Return the bytes that a client sends to other clients per round. The client receives the

@@ -31,8 +31,8 @@ from agents.config import RouterConfig
 from agents.device.delayline import DelayServer, Impairment, QueueError
 from agents.device.link import LinkError, interface_towards, run
 from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
+from agents.disturbances import retry
 from agents.mqtt import topics
-from agents.mqtt.retry import retry
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.router.network import Network
 from agents.wire import messages

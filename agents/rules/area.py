@@ -82,10 +82,10 @@ class Area(Rule):
     - A client whose memory differs from the y_i in the mean has lost its memory. The old y_i stays in
       the mean for the rest of the run, and the client joins as a new one.
 
-    With secure aggregation, the sum of Δ messages is added to u when the sum is unmasked. If a sum
-    cannot be unmasked, each sender is informed with its next model. It then subtracts the lost message
-    from its y_i, so that its next message includes the lost one. With secure aggregation, clients never
-    send their y_i, so a goodbye is handled like any other leave.
+    If the server learns only sums, a sum of Δ messages is added to u when it is known. If a sum is lost,
+    each sender is informed with its next model. It then subtracts the lost message from its y_i, so that
+    its next message includes the lost one. Clients then never send their y_i, so a goodbye is handled
+    like any other leave.
     """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123"
@@ -246,7 +246,7 @@ class AreaState(State):
         actions.append(self._send(client))
         if not self._is_due:
             return actions
-        if self.server.masked:
+        if self.server.sums_only:
             contributions, self._arrived = tuple(self._arrived), []
             return [*actions, SumUp(contributions)]
         return [*actions, SetTimer(_TIMER, 0)]
@@ -336,14 +336,14 @@ class AreaState(State):
 
     def _add(self, update: Update) -> None:
         """Add m_i: u ← u + p_i m_i. A client's first message is a model; m_i is then the difference
-        between this model and y_i. If updates are masked, `update.vector` is the model that the client
-        trained from: y_i has that value until the sum is unmasked."""
+        between this model and y_i. If the server learns only sums, `update.vector` is the model that
+        the client trained from: y_i has that value until the sum is known."""
         client, p = update.client, self._weight(update.client)
         begun_with = self._begun_with.pop(client, None)
         residual = update.vector if begun_with is None else update.vector - begun_with
         if residual.size:
             add_scaled(self.u, residual, p)
-        self._arrived.append(update.contribution(1.0 if self.server.masked else p))
+        self._arrived.append(update.contribution(1.0 if self.server.sums_only else p))
         count, total = self._round_trips.get(client, (0, 0.0))
         self._round_trips[client] = (count + 1, total + to_seconds(update.round_trip))
 
@@ -422,8 +422,8 @@ class Memory:
     end of a later training that the aggregator may have applied. The next dispatch says which of
     the two is y_i.
 
-    With secure aggregation, a message may be discarded after it has arrived, together with its sum. y_i
-    is then the sum of all messages that were sent and are not known to be discarded.
+    If the server learns only sums, a message may be discarded after it has arrived, together with its
+    sum. y_i is then the sum of all messages that were sent and are not known to be discarded.
     """
 
     applied: tuple[int, Vector] | None = None

@@ -98,7 +98,7 @@ class AsFedAvgState(State):
             return []
         used, self._arrived = self._arrived, []
         share = self.params.server_lr
-        if self.server.masked:  # the mean is then taken over the models that training started from
+        if self.server.sums_only:  # the mean is then taken over the models that training started from
             contributions = tuple(replace(contribution, weight=1.0) for contribution in used)
             return [SumUp(contributions, share / self.params.every, share, self._mean.copy())]
         mix(self.server.w, self._mean, share)

@@ -175,9 +175,9 @@ class ClientSettings:
     as_sent: Callable[[int, int, Vector], Vector] | None = None
     """Function that returns what the server receives, shape (d,), when the client sends a change of the
     model. The arguments are the sequence number of the update, the number of the dispatch, and the
-    change that the client sends. The function is set with secure aggregation, which rounds changes and
-    may discard an update after its arrival. None if changes arrive unmodified and are never
-    discarded."""
+    change that the client sends. The function is set if the server learns only sums: changes are then
+    rounded, and an update may be discarded after its arrival. None if changes arrive unmodified and are
+    never discarded."""
     memory: SavedVectors | None = None
     """Memory that the previous process of this client saved last; None if no memory was saved."""
 

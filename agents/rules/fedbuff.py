@@ -25,7 +25,7 @@ class FedBuff(Rule):
     With `reply: immediate`, the sender of an update gets the current w immediately. For the K-th sender,
     this is already the new w. With `reply: after_aggregation`, the contributors of a buffer get the new
     w (Fraboni et al. 2023, 4.5). With `concurrency` below the number of clients, the sender becomes
-    idle, and a client drawn among the idle ones trains next. Without `selection`, the draw is uniform.
+    idle, and a client drawn among the idle ones trains next. By default, the draw is uniform.
     With `replace: each`, a client is drawn after each upload; with `replace: block`, K clients are drawn
     after each aggregation (Xu et al., 5.3).
 
@@ -88,7 +88,7 @@ class FedBuff(Rule):
             raise ValueError(f"trim {self.trim} needs the single updates: remove it")
         if not self.replies_at_once:
             raise ValueError(
-                "clients get models while a buffer is being unmasked: set reply: immediate and "
+                "clients get models while a buffer is being opened: set reply: immediate and "
                 "replace: each"
             )
         if self.buffer_size < 2:
@@ -115,7 +115,7 @@ class FedBuffState(State):
 
     def __init__(self, params: FedBuff, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = MaskedSum() if server.masked else make_sum(server, params.trim)
+        self._sum = MaskedSum() if server.sums_only else make_sum(server, params.trim)
         self._pool = ClientPool(server, params.concurrency)
 
     def start(self) -> Actions:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, TypeGuard, get_args
 
@@ -52,9 +52,10 @@ from agents.rules.client_half import Lengths as Lengths
 from agents.rules.client_half import LocalResult as LocalResult
 from agents.rules.client_half import Terms as Terms
 from agents.rules.client_half import Vectors as Vectors
-from agents.selection.draws import Draws
-from agents.selection.interface import RuleDraw
 from agents.timing.nanoseconds import Nanoseconds
+
+RuleDraw = Callable[[np.random.Generator], list[str]]
+"""The uniform draw of a rule, as a function of the generator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +179,14 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumUp:
-    """Secure aggregation: unmask the sum of the updates in `contributions`. `State.apply_sum` is called
-    when the sum is known. By default, `apply_sum` does
+    """Find out the sum of the updates in `contributions`, if the server learns only sums
+    (`Server.sums_only`). `State.apply_sum` is called when the sum is known. By default, `apply_sum` does
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
 
     v_i is the vector of the update. For an update of kind `model`, v_i is this vector minus the model
-    that the update was trained from. If too few clients are left to unmask the sum, the updates in it
-    are discarded.
+    that the update was trained from. If too few clients are left to open the sum, the updates in it are
+    discarded.
     """
 
     contributions: tuple[Contribution, ...]
@@ -219,6 +220,20 @@ def is_action_list(returned: object) -> TypeGuard[Actions]:
     return isinstance(returned, list | tuple) and all(isinstance(one, _ACTIONS) for one in returned)
 
 
+class Chooser(Protocol):
+    def draw(
+        self,
+        idle: Sequence[str],
+        count: int,
+        of_rule: RuleDraw,
+        rng: np.random.Generator,
+        version: int,
+        *,
+        replacement: bool,
+    ) -> list[str]:
+        """Arguments of `Server.draw`, and the version of the global model."""
+
+
 @dataclass(slots=True)
 class Server:
     """The state that every rule works on: global model, clients, random numbers."""
@@ -238,23 +253,22 @@ class Server:
     buffers: Buffers = NONE
     """Buffers of the global model (e.g. of batch normalisation). Rules do not use them: the aggregator's
     core averages them."""
-    masked: bool = False
-    """Secure aggregation: whether the vectors of updates are hidden from the server. If they are hidden,
-    the rule asks for sums of updates with `SumUp`. `Update.vector` is then the model that the update was
-    trained from if the update has the kind `model`, and empty, shape (0,), otherwise."""
+    sums_only: bool = False
+    """Whether the server learns only sums of updates, for which the rule asks with `SumUp`.
+    `Update.vector` is then the model that the update was trained from if the update has the kind
+    `model`, and empty, shape (0,), otherwise."""
 
-    draws: Draws | None = None
-    """The draws of the topology's `selection`; None if the topology has none, so that the rule draws by
-    itself."""
+    draws: Chooser | None = None
+    """Chooser of clients in place of the rule; None if the rule draws by itself."""
 
     def draw(
         self, idle: Sequence[str], count: int, of_rule: RuleDraw, *, replacement: bool = False
     ) -> list[str]:
         """Return the clients that train next: at most `count` of the clients `idle`, which must not be
-        empty. With a selection, there may be fewer than `count`, or none; `State.redraw` is then called
-        after some time.
+        empty. If the topology says who is chosen, there may be fewer than `count`, or none;
+        `State.redraw` is then called after some time.
 
-        `of_rule`: function that draws uniformly, as the rule does it without a selection.
+        `of_rule`: function that draws uniformly, as the rule does it by itself.
         `replacement`: whether the rule counts a client that is returned several times as often.
         """
         if self.draws is None:
@@ -337,7 +351,7 @@ class State(ABC):
         return []
 
     def apply_sum(self, request: SumUp, total: Vector) -> Aggregated:
-        """Apply the unmasked sum of updates that `request` asked for: `total` is Σ weight_i v_i, shape
+        """Apply the sum of updates that `request` asked for: `total` is Σ weight_i v_i, shape
         (d,). The weights in `request` are the rounded ones that were used in the sum."""
         if request.known is not None:
             mix(self.server.w, request.known, request.pull)
@@ -365,8 +379,8 @@ class Rule(Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether the rule, with these parameters, draws clients with `Server.draw`. A topology's
-        `selection` requires such a rule."""
+        """Whether the rule, with these parameters, draws clients with `Server.draw`. Only then can the
+        topology say who is chosen."""
         return False
 
     @property
@@ -375,8 +389,8 @@ class Rule(Protocol):
         return ClientSide()
 
     def sums(self) -> Sums:
-        """Return the sums of updates that the rule needs with secure aggregation. Raise ValueError with
-        the reason if the rule cannot work on sums."""
+        """Return the sums of updates that the rule asks for if the server learns only sums. Raise
+        ValueError with the reason if the rule cannot work on sums."""
         raise ValueError("the rule needs every single update, not only a sum of several")
 
     def check(self, clients: int) -> None:

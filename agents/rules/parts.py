@@ -122,8 +122,8 @@ class SumOfModels(WeightedSum):
 
 
 class MaskedSum:
-    """A `WeightedSum` for secure aggregation. The server cannot read the updates, so only their weights
-    are kept. Each weight is at most 1."""
+    """A `WeightedSum` for a server that learns only sums. It cannot read the updates, so only their
+    weights are kept. Each weight is at most 1."""
 
     def __init__(self) -> None:
         self.contributions: list[Contribution] = []
@@ -132,12 +132,12 @@ class MaskedSum:
         return len(self.contributions)
 
     def add(self, update: Update, weight: float = 1.0) -> None:
-        """Add `update` with a = `weight`. The vector of the update is masked, so it is not read."""
+        """Add `update` with a = `weight`. Its vector is not read."""
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0) -> SumUp:
-        """Empty this sum. Return the request to do w ← w + scale · Σ a_i v_i when Σ a_i v_i has been
-        unmasked."""
+        """Empty this sum. Return the request to do w ← w + scale · Σ a_i v_i when Σ a_i v_i is
+        known."""
         used, self.contributions = tuple(self.contributions), []
         return SumUp(used, scale)
 
@@ -195,7 +195,7 @@ class ClientPool:
     time. If `concurrency` is None, there is no limit.
 
     A client is in one of three states: training, waiting for the aggregation of its update, or idle.
-    Drawing an idle client takes constant time without a selection.
+    Drawing an idle client takes constant time if the rule draws by itself.
     """
 
     def __init__(self, server: Server, concurrency: int | None) -> None:
@@ -230,7 +230,7 @@ class ClientPool:
             self.waiting.clear()
 
     def assign(self) -> list[str]:
-        """Draw idle clients, uniformly or by the topology's selection, until as many clients train as
+        """Draw idle clients, uniformly or as the topology says, until as many clients train as
         may train. Without a limit, take all idle clients. Mark the drawn clients as training, and return
         them in the order of the draws."""
         if self._concurrency is None:
@@ -252,8 +252,7 @@ class ClientPool:
         return chosen
 
     def _drawn(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Return the `count` idle clients that `assign` would draw without a selection. They stay
-        idle."""
+        """Return the `count` idle clients that `assign` would draw by itself. They stay idle."""
         idle, drawn = [*self._idle], []
         for _ in range(count):
             position = int(rng.integers(len(idle)))

@@ -40,7 +40,7 @@ class Port(Rule):
     framework of the authors. Plato always uses the model of two versions ago as w_b.
 
     The contributors then get the new w. With `concurrency` below the number of clients, the new w goes
-    to idle clients, up to the limit. Without `selection`, they are drawn uniformly. A client that joins,
+    to idle clients, up to the limit. By default, they are drawn uniformly. A client that joins,
     for the first time or again, gets w immediately; with `concurrency`, it becomes idle. Updates of a
     client that leaves stay in the buffer, but the aggregation does not wait for that client any more. If
     no client trains, the updates in the buffer are aggregated.

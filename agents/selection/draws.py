@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agents import events
+from agents import events, user_code
+from agents.aggregator.actions import Action, Log
+from agents.aggregator.part import CorePart, PartHost
 from agents.checks import DeclarationError
-from agents.selection.interface import ClientSelection, ClientView, Draw, RuleDraw, ServerView
+from agents.config import Named
+from agents.energy.messages import RoundEnergy
+from agents.rules.interface import RuleDraw, Update
+from agents.selection import SELECTIONS
+from agents.selection.interface import ClientSelection, ClientView, Draw, ServerView
 from agents.texts import quantity
 from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
+from agents.wire.payloads import UpdateMessage
 
 REDRAW_EVERY = 10 * SECOND
 """Nanoseconds of device time after which a draw is repeated that chose too few clients."""
@@ -22,7 +29,17 @@ _SHOWN = 80
 """Maximum number of characters of a wrong value in an error."""
 
 
-class Draws:
+_REDRAW = "redraw"
+"""Name of the timer at which a draw is repeated."""
+
+
+def begin_draws(selection: Named, importance: Mapping[str, float], samples: Mapping[str, int]) -> Draws:
+    """Raises any exception of user code. The other arguments are those of `Draws`."""
+    made = user_code.build(selection, SELECTIONS, ClientSelection)
+    return Draws(selection.name, made, importance, samples)
+
+
+class Draws(CorePart):
     """Rules draw by `agents.rules.interface.Server.draw`."""
 
     def __init__(
@@ -51,6 +68,29 @@ class Draws:
     def waits(self) -> bool:
         """The last draw chose nobody, but not yet for a day."""
         return self._none_since is not None and self.now - self._none_since < _LONG_WAIT
+
+    def begin_input(self, at: Nanoseconds) -> None:
+        self.now = at
+
+    def note_record(self, record: events.Record) -> None:
+        if isinstance(record, RoundEnergy):
+            self.note_battery(record.client, record.level, record.at)
+
+    def note_update(self, update: Update, message: UpdateMessage, core: PartHost) -> None:
+        """An update that waited on the device until it was requested counts without this wait."""
+        waits = core.settings.side.send_buffer is not None
+        wait = max(0, message.sent - message.train_end) if waits else 0
+        took, staleness = max(0, update.round_trip - wait), core.server.staleness(update)
+        self.note_round(update.client, loss=message.loss, took=took, staleness=staleness)
+
+    def after_rule(self, at: Nanoseconds, core: PartHost) -> list[Action]:
+        records, is_unfilled = self.pop_records()
+        if is_unfilled:
+            core.timers.set(("part", _REDRAW, 0), at + REDRAW_EVERY)
+        return [Log(record) for record in records]
+
+    def fire(self, name: str, number: int, at: Nanoseconds, core: PartHost) -> list[Action]:
+        return core.carry_out(core.rule.redraw(), at) if name == _REDRAW else []
 
     def draw(
         self,
@@ -95,7 +135,7 @@ class Draws:
         self._is_unfilled |= len(chosen) < min(count, len(idle))
         return chosen
 
-    def note_update(self, client: str, *, loss: float, took: Nanoseconds, staleness: int) -> None:
+    def note_round(self, client: str, *, loss: float, took: Nanoseconds, staleness: int) -> None:
         """A valid update. `loss`: as reported; ignored unless finite and at least 0. `took`: duration of
         the round."""
         seen, seconds = self.view.clients[client], to_seconds(took)

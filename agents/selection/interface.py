@@ -23,14 +23,13 @@ A complete selection that can serve as a template. It prefers clients with a hig
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-RuleDraw = Callable[[np.random.Generator], list[str]]
-"""The uniform draw of a rule, as a function of the generator."""
+from agents.rules.interface import RuleDraw
 
 
 @dataclass(slots=True)

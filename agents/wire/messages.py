@@ -1,5 +1,5 @@
 """Control messages: all between controller, inits, router, aggregator and clients, except models,
-updates, and the keys, shares and sums of secure aggregation (docs/concepts/wire.md).
+updates, and what a step of the update pipeline exchanges between clients (docs/concepts/wire.md).
 
 `decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size
 and the JSON. Exactly the expected fields must be present, with the right types, ranges and lengths, and
@@ -47,7 +47,7 @@ from agents.texts import make_printable
 MAX_PAYLOAD_BYTES = 64 * 1024
 _MAX_ERROR_CHARACTERS = 250
 MAX_SUMMANDS = 500
-"""Maximum number of updates in one secure sum, so that the request for the sum fits into a message."""
+"""Maximum number of updates in a sum, so that the request for the sum fits into a message."""
 
 
 class MessageError(Exception):
@@ -343,7 +343,7 @@ class ReportRequest(Fields, frozen=True):
 
 
 class UnmaskRequest(Fields, frozen=True):
-    """Have `client` send the weighted sum of its shares of the masks of `updates`. On the wire: a JSON
+    """Have `client` send the weighted sum of its shares for `updates`. On the wire: a JSON
     object, on the topic of requests."""
 
     client: Name

@@ -65,11 +65,11 @@ class ModelMessage:
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 if there is none."""
     waiting: tuple[int, ...] = ()
-    """Dispatches whose updates wait to be summed. Empty unless the run uses secure aggregation and the
+    """Dispatches whose updates wait to be summed. Empty unless the server learns only sums and the
     client remembers what it sent."""
     lost: tuple[int, ...] = ()
-    """Dispatches whose updates were discarded because their sum could not be unmasked. Empty unless the
-    run uses secure aggregation and the client remembers what it sent."""
+    """Dispatches whose updates were discarded because their sum was lost. Empty unless the server
+    learns only sums and the client remembers what it sent."""
     buffers: Buffers = NONE
     vectors: Mapping[str, Vector] = field(default_factory=dict)
     """The rule's own, each of shape (n,), float32."""

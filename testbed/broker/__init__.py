@@ -67,14 +67,13 @@ def router_user(node: str) -> str:
 
 
 def accounts(
-    run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, secure: bool = False
+    run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, peers: bool = False
 ) -> dict[str, Account]:
     """Return username -> account, with new passwords. `nodes`: nodes that have a router.
 
-    Clients may send messages to each other (keys and shares of masks) only with `secure` aggregation.
-    The topics that a client may publish to are listed one by one, without wildcards, because the broker
-    keeps a retained message per topic. Raises ValueError if a device has the name of an infrastructure
-    account.
+    Only with `peers` may clients send messages to each other, and answers to the server. The topics that
+    a client may publish to are listed one by one, without wildcards, because the broker keeps a retained
+    message per topic. Raises ValueError if a device has the name of an infrastructure account.
     """
     names, topics = list(devices), Topics(run)
     if reserved := {AGGREGATOR, CONTROLLER, ROUTER}.intersection(names):
@@ -90,7 +89,7 @@ def accounts(
             ],
             [
                 *(topics.update("+"), topics.status("+"), topics.report("+")),
-                *([topics.sums("+")] if secure else []),
+                *([topics.sums("+")] if peers else []),
                 topics.control(AGGREGATOR),
             ],
         ),
@@ -106,12 +105,12 @@ def accounts(
         rights[name] = (
             [
                 *(topics.update(name), topics.status(name), topics.report(name)),
-                *([topics.key(name), topics.sums(name)] if secure else []),
-                *(topics.share(other, name) for other in names if secure and other != name),
+                *([topics.key(name), topics.sums(name)] if peers else []),
+                *(topics.share(other, name) for other in names if peers and other != name),
             ],
             [
                 *(topics.model(name), topics.broadcast, topics.request(name)),
-                *([topics.key("+"), topics.share(name, "+")] if secure else []),
+                *([topics.key("+"), topics.share(name, "+")] if peers else []),
             ],
         )
         rights[init_user(name)] = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agents import pipeline, random_generators
+from agents import random_generators
 from agents.config import (
     BEGUN,
     FIT_KEEPALIVE,
@@ -28,6 +28,7 @@ from agents.config import (
 from agents.disk import files
 from agents.links import probe_server
 from agents.mqtt.topics import AGGREGATOR, ROUTER
+from agents.pipeline.steps import STEPS, build_step, sort_steps
 from agents.rules.client_half import ClientSide, elements
 from agents.tasks.interface import Task
 from agents.timing import durations
@@ -170,14 +171,12 @@ def init_name(device: str) -> str:
 
 
 def broker_limits(topology: Topology) -> BrokerLimits:
-    devices, secure = len(topology.device_names), topology.secure
-    beside, hostile = 0.0, 1
-    if secure is not None:  # shares for each client, for every update that may be in flight
-        beside = (secure.updates + devices) / (secure.needed - secure.colluding)
-        hostile = max(1, secure.colluding)
+    waiting = [build_step(step).waiting_models() for step in topology.update_steps]
+    beside = sum(models for models, _ in waiting)
+    hostile = max([1, *(clients for _, clients in waiting)])
     # Numbers in buffers may have 8 bytes.
     numbers = model_check.check(topology) + model_check.buffers(topology) + max(own_elements(topology))
-    return BrokerLimits.for_run(numbers, devices, beside, hostile)
+    return BrokerLimits.for_run(numbers, len(topology.device_names), beside, hostile)
 
 
 def own_elements(topology: Topology) -> tuple[int, int]:
@@ -197,14 +196,14 @@ def keeps_models(topology: Topology, plan: Plan) -> bool:
     if rule.keeps_bases:
         return True
     kind = rule.client_side.kind
-    encoded = any(pipeline.STEPS[step.name].field is not None for step in update_steps(topology, plan))
+    encoded = any(STEPS[step.name].field is not None for step in update_steps(topology, plan))
     return encoded and kind in ("model", "residual")  # the first residual is a model
 
 
 def update_steps(topology: Topology, plan: Plan) -> list[Named]:
     """Return one step of each kind that any device has."""
     own = {step.name: step for device in plan.devices for step in device.steps}
-    return pipeline.sort_steps([*own.values(), *topology.update_steps])
+    return sort_steps([*own.values(), *topology.update_steps])
 
 
 def devices_return(topology: Topology, plan: Plan) -> bool:
@@ -339,7 +338,7 @@ def _aggregator(
         broker=account.at(*places.aggregator),
         task=topology.task.named,
         rule=topology.rule.named,
-        selection=topology.named_selection,
+        chooser=topology.named_selection,
         clients=importance(spec),
         idle=topology.idle_devices(spec.samples),
         samples=spec.samples,
@@ -382,7 +381,7 @@ def client_setup(
         seed=spec.topology.seed,
         rule=spec.topology.rule.named,
         local=device.local,
-        steps=pipeline.sort_steps([*device.steps, *common]),
+        steps=sort_steps([*device.steps, *common]),
         think=device.think,
         timing=device.timing,
         speed=device.speed,

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from agents import pipeline
 from agents.config import LocalTraining, Named
 from agents.models.vectors import NONE, Buffers, Vector
 from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
+from agents.pipeline.steps import STEPS, build_client_steps, build_step
 from agents.rules.client_half import ClientSide, elements, sizes
 from agents.tasks.interface import Task
 from agents.wire import payloads
@@ -64,7 +64,7 @@ def client_memory(
     own = _CLIENT + model * (6 + kept + near + 2 * remembers + 2 * side.adds_terms)
     own += 4 * (elements(side.model_vectors, model // 4) + elements(side.update_vectors, model // 4))
     own += 3 * 4 * elements(side.memory, model // 4)
-    return own + sum(pipeline.build_step(step).memory(model, remembers=remembers) for step in steps)
+    return own + sum(build_step(step).memory(model, remembers=remembers) for step in steps)
 
 
 def message_memory(model: int, side: ClientSide) -> int:
@@ -183,7 +183,7 @@ class StepCost:
     start: float = 0.0
     """Seconds until a client that starts during the run is ready, whatever its CPU share."""
     exchange: ExchangeCost = NO_EXCHANGE
-    """Costs of the other messages that clients exchange, as in secure aggregation."""
+    """Costs of the other messages that clients exchange."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
         """Convert CPU seconds on a core of this host to seconds on `device`.
@@ -339,7 +339,7 @@ def message_sizes(
     headers of updates are `DIGITS` bytes longer.
     """
     vector, encoded = w, None
-    encoding = [step for step in steps if pipeline.STEPS[step.name].field is not None]
+    encoding = [step for step in steps if STEPS[step.name].field is not None]
     context = ClientContext(
         run=run,
         name=clients[0] if clients else "client",
@@ -351,7 +351,7 @@ def message_sizes(
     own: dict[str, Vector | payloads.Encoded] = {
         name: np.zeros(size, np.float32) for name, size in sizes(side.update_vectors, w.size).items()
     }
-    for step in pipeline.build_client_steps(encoding, context):
+    for step in build_client_steps(encoding, context):
         for name in side.compressed:
             zeros = np.zeros(elements({name: side.update_vectors[name]}, w.size), np.float32)
             if (part := step.for_vector(zeros.size)) is not None:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agents import pipeline
 from agents.config import AccessLink, DrawnDuration
 from agents.device.link import burst
+from agents.pipeline.steps import build_step
 from agents.rules.interface import ClientSide
 from agents.texts import name_list
 from agents.timing.durations import DISTRIBUTIONS
@@ -72,7 +72,7 @@ def estimate_rounds(
     """`samples`: device -> number of training samples; None if the numbers are not known yet."""
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     side: ClientSide = topology.rule.build().client_side
-    exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
+    exchanged = sum(build_step(step).exchanged_bytes(parameters) for step in common)
     sizes: dict[str, tuple[int, int]] = {}
     for device in plan.devices:
         if repr(device.steps) not in sizes:

@@ -20,8 +20,8 @@ import msgspec
 from agents import config
 from agents.config import AccessLink, BrokerAccess
 from agents.device.link_measurement import fastest, pace, round_trip_figures
+from agents.disturbances import retry
 from agents.links import packets
-from agents.mqtt.retry import retry
 from agents.mqtt.topics import ROUTER
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.messages import LinkFigures, LinkProbe, NetworkProbe

@@ -185,9 +185,7 @@ def _refused_requests(spec: RunSpec) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     topology = spec.topology
-    accounts = brokers.accounts(
-        spec.directory.run, topology.device_names, secure=topology.secure is not None
-    )
+    accounts = brokers.accounts(spec.directory.run, topology.device_names, peers=topology.has_exchange)
     return brokers.refusals(log, accounts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from agents.pipeline.secure.arithmetic import FIELD
+from agents.secure.arithmetic import FIELD
 from testbed.topology import Topology
 
 if TYPE_CHECKING:  # the plan imports this module

@@ -271,7 +271,7 @@ class _Runner:
 
         If the step time of a task has to be measured, the first cell of the task measures it, and the
         other cells use the result. Separate measurements would differ, so that the runs could not be
-        compared. The costs of secure aggregation are shared in the same way.
+        compared. The costs of an exchange between clients are shared in the same way.
 
         Cells that measure run first and one at a time, because a step takes up to a fifth longer while
         other runs use the host.
@@ -377,12 +377,12 @@ def _costs_to_measure(cell: SweepCell) -> Iterator[str]:
     if plan.measures_steps:
         yield _step_key(cell)
     lacks = None in [getattr(plan.virtual, name) for name in _PROTOCOL]
-    if cell.topology.secure is not None and plan.simulates_packets and lacks:
+    if cell.topology.has_exchange and plan.simulates_packets and lacks:
         yield _protocol_key(cell)
 
 
 def _protocol_key(cell: SweepCell) -> str:
-    """Equal for cells with equal costs of secure aggregation."""
+    """Equal for cells with equal costs of the exchange between clients."""
     return repr((_task(cell), cell.topology.task.frozen, cell.topology.secure))
 
 

@@ -25,7 +25,7 @@ from testbed.topology.fields import FOLDER
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
 from testbed.topology.shared_definitions import share_definitions
 from testbed.topology.yamlfile import BOUNDARY_KEY, Boundary, Document, Problem
-from testbed.user_code import Kind, RaisedError, StandIn, UserCode, stand_in
+from testbed.user_code import KINDS, RaisedError, StandIn, UserCode, stand_in
 
 __all__ = [
     "RESERVED",
@@ -43,7 +43,6 @@ RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "co
 """The names of the run's other processes, and the host names of the broker, which would lead to the
 device instead of the broker."""
 _MAX_GROUPS = 2_000
-_KINDS: tuple[Kind, ...] = ("task", "rule", "selection")
 
 
 def load(path: Path, limits: Boundary | None = None) -> Topology:
@@ -95,7 +94,7 @@ def _without_extensions(document: Document) -> Document:
 def _read_user_code(
     document: Document, limits: Boundary | None
 ) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
-    """Return the code, and stand-ins for the user's classes by kind (task, rule, selection) and name.
+    """Return the code, and stand-ins for the user's classes by kind and name.
     The topology is not validated yet."""
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
@@ -111,7 +110,7 @@ def _read_user_code(
             return None, {}, [source.problem(("code",), reason)]
     classes: dict[str, dict[str, type[StandIn]]] = {}
     problems: list[Problem] = []
-    for kind in _KINDS:
+    for kind in KINDS:
         part = data.get(kind)
         name = part.get("name") if isinstance(part, dict) else None
         if not isinstance(name, str) or not user_code.is_user_code(name):

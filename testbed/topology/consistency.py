@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agents import config, extras
-from agents.pipeline import STEPS
-from agents.pipeline.secure import arithmetic
+from agents.pipeline.steps import STEPS
 from agents.rules.interface import ClientSide
+from agents.secure import arithmetic
 from agents.selection.uniform import UniformSelection
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import network, real_devices, scenario, validation_errors

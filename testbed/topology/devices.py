@@ -19,9 +19,9 @@ from pydantic import (
 )
 
 from agents import config, random_generators
-from agents.pipeline import STEPS
 from agents.pipeline.byzantine import ATTACKS
 from agents.pipeline.compression import METHODS
+from agents.pipeline.steps import STEPS
 from agents.timing import durations
 from agents.timing.durations import DurationDistribution
 from analysis.alike_devices import MAX_DEVICES

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from agents import config
 from agents.pipeline import differential
-from agents.pipeline.secure import settings
-from agents.pipeline.secure.step import SecureAggregation
 from agents.rules import RULES
+from agents.secure import arithmetic
+from agents.secure.step import SecureAggregation
 from agents.selection import SELECTIONS
 from agents.tasks import TASKS
 from testbed.topology import network, yamlfile
@@ -177,7 +177,7 @@ class BoundsSettings(Parameters):
     clipped."""
 
 
-@with_fields_of(settings.SecureParameters)
+@with_fields_of(arithmetic.SecureParameters)
 class SecureSettings(Parameters):
     """Secure aggregation: the server learns sums of updates, but no single update."""
 
@@ -413,11 +413,22 @@ class Topology(Model):
         return None if self.selection is None else self.selection.named
 
     @property
+    def named_parts(self) -> list[config.Named]:
+        """Task, rule and, if there is one, selection."""
+        chosen = self.named_selection
+        return [self.task.named, self.rule.named, *([] if chosen is None else [chosen])]
+
+    @property
+    def has_exchange(self) -> bool:
+        """Whether clients send messages to each other."""
+        return self.secure is not None
+
+    @property
     def secure(self) -> SecureAggregation | None:
         """Raises ValueError if the rule needs single updates."""
         if self.privacy is None or self.privacy.secure is None:
             return None
-        wanted: settings.SecureParameters = self.privacy.secure.build()
+        wanted: arithmetic.SecureParameters = self.privacy.secure.build()
         sums = self.rule.build().sums()
         names, noise = self.device_names, self.differential
         return SecureAggregation(

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GenericAlias
-from typing import IO, Annotated, Any, ClassVar, Literal, Union
+from typing import IO, Annotated, Any, ClassVar, Literal, Union, get_args
 
 import numpy as np
 
@@ -299,6 +299,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 Kind = Literal["task", "rule", "selection"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _LITERAL: Any = Literal
 _UNION: Any = Union
 """Names for arguments that are known at run time only."""

@@ -245,7 +245,7 @@ def _try_selection(selection: ClientSelection, name: str, clients: int, file: Pa
 
         for client in draws.draw(idle, count, of_rule, rng, number, replacement=False):
             loss = math.nan if number == 1 else 1.0 / (1 + number)
-            draws.note_update(client, loss=loss, took=SECOND, staleness=number)
+            draws.note_round(client, loss=loss, took=SECOND, staleness=number)
             draws.note_battery(client, 0.5, float(number))
     _try_saving(draws, file, "memory", "strings, lists, dicts and NumPy arrays")
 

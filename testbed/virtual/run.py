@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import IO
 
-from agents import events, pipeline, random_generators, user_code
+from agents import events, random_generators, user_code
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
@@ -27,6 +27,7 @@ from agents.models import flat
 from agents.models.flat import first_model
 from agents.models.vectors import Buffers, Vector
 from agents.pipeline.interface import ExchangeCost
+from agents.pipeline.steps import build_step
 from agents.process import frozen
 from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
@@ -94,8 +95,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         task = spec.topology.task.name
         if not user_code.is_caused_by_user_code(error, task):
             raise
-        selection = spec.topology.selection
-        parts = task, spec.topology.rule.name, "" if selection is None else selection.name
+        parts = (one.name for one in spec.topology.named_parts)
         names = " and ".join(filter(user_code.is_user_code, parts))
         raise RunFailedError(f"{names} failed:\n{user_code.user_traceback(error)}") from error
     finally:
@@ -396,7 +396,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
         virtual = with_step_time(virtual, step)
     if plan.simulates_packets:
         for one in topology.update_steps:
-            virtual = _with_exchange(virtual, pipeline.build_step(one).exchange_cost(parameters), view)
+            virtual = _with_exchange(virtual, build_step(one).exchange_cost(parameters), view)
     if virtual != plan.virtual:
         plan.with_measurements(virtual).measured.write(spec.directory.measured)
     return costs.step_cost(virtual, topology.task.flops_per_step)

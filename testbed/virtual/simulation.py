@@ -567,16 +567,15 @@ class Simulation:
             sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
 
     def _ask_for_shares(self, device: VirtualDevice, number: int, updates: Wanted) -> None:
-        """Ask `device` for the sum of its shares of the masks of `updates`; its answer goes to the
-        aggregator."""
+        """Ask `device` for the sum of its shares for `updates`; its answer goes to the aggregator."""
 
         def answer_request(_: Nanoseconds) -> client.Actions:
             assert device.exchange is not None  # noqa: S101  (only runs with an exchange ask)
-            size, shares = device.exchange.answer(updates)
-            answer = inputs.SharesSum(number, shares)
+            answer = device.exchange.answer(number, updates)
+            size = len(answer)
 
             def arrive() -> None:
-                self._handle(inputs.SharesSummed(self._events.now, device.name, answer))
+                self._handle(inputs.Answered(self._events.now, device.name, answer))
 
             def arrives(at: Nanoseconds) -> None:
                 self._message(at, device, arrive, to_device=False)

@@ -21,13 +21,11 @@ from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
 from agents.config import LocalTraining
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ClientStep, PeerError
-from agents.pipeline.secure.arithmetic import Grid
-from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.secure_messages import decode_sum
-from agents.pipeline.secure.settings import SecureRun
-from agents.pipeline.secure.step import Masking
 from agents.rules.client_half import ClientSettings, SavedVectors
 from agents.rules.interface import RequestUpdate, Rule
+from agents.secure.arithmetic import Grid, SecureRun
+from agents.secure.party import Party
+from agents.secure.step import Masking
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import Encoded, ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records, secure_step
@@ -228,9 +226,8 @@ class Fleet:
                 with suppress(PeerError):  # sealed for the process that was here before, as it may be
                     device.party.receive_share(sender, payload)
             case act.AskForShares(_, number, updates) if device.party is not None:
-                answer = decode_sum(device.party.answer(number, updates))
-                summed = inputs.SharesSummed(self._ns, name, inputs.SharesSum(*answer))
-                self.execute(self.core.handle(summed))
+                answer = device.party.answer(number, updates)
+                self.execute(self.core.handle(inputs.Answered(self._ns, name, answer)))
             case "pull":
                 self._obey(device, device.core.pull(self._ns))
             case act.AskForReport(_, about):

@@ -34,9 +34,8 @@ from agents.config import (
 )
 from agents.device_actions import Join
 from agents.models.vectors import Buffers, Vector
-from agents.pipeline import ServerSteps
 from agents.pipeline.compression import METHODS, Compressor
-from agents.pipeline.secure.settings import SecureRun
+from agents.pipeline.steps import ServerSteps
 from agents.rules.area import AreaClient
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import (
@@ -51,6 +50,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
+from agents.secure.arithmetic import SecureRun
 from agents.tasks.quadratic import Quadratic
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import payloads
@@ -203,7 +203,7 @@ def make_core(
         **chosen,
     )
     steps = ServerSteps(asked.steps, server.w.size)
-    server.masked = steps.sums is not None
+    server.sums_only = steps.sums is not None
     state = rule.begin(server)
     return Core(AggregatorCore(asked, state, server, steps), state), server
 

@@ -300,7 +300,7 @@ def test_update_ignored_by_the_rule_is_recorded() -> None:
         events.UpdateRejected(6.0, "a", "late: its round is over", 1),
         events.RoundUnfinished(6.0, "a", 0, 0.0, 6.0, 1),
     ]
-    assert len(core.core._arrivals) == 0  # nothing of it is kept
+    assert len(core.core.arrivals) == 0  # nothing of it is kept
     assert server.w.tolist() == [3.0]
 
 

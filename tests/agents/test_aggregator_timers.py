@@ -13,7 +13,7 @@ _OTHERS: list[Timer] = [
     ("rule", "a"),
     ("rule", "b"),
     ("report", "a"),
-    ("shares", 1),
+    ("part", "shares", 1),
     "waiting",
     "give up",
 ]

@@ -18,12 +18,12 @@ from agents.aggregator.intake import Validation
 from agents.config import StopConditions, UpdateBounds
 from agents.models import vectors
 from agents.models.vectors import Buffers, Vector
-from agents.pipeline import ServerSteps
 from agents.pipeline.compression import Compressed, TopK
-from agents.pipeline.secure.secure_messages import DIVERGED, Masked
-from agents.pipeline.secure.settings import SecureRun
+from agents.pipeline.steps import ServerSteps
 from agents.rules.client_half import ClientSide, Kind
 from agents.rules.interface import Server
+from agents.secure.arithmetic import SecureRun
+from agents.secure.secure_messages import DIVERGED, Masked
 from agents.timing.nanoseconds import SECOND, from_seconds
 from agents.wire.payloads import UpdateMessage
 from tests.agents.helpers import COMPRESSED, message, secure_step

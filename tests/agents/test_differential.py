@@ -14,10 +14,10 @@ from agents.client.core import ClientCore, ClientIdentity, Outcome, SendUpdate, 
 from agents.config import Named
 from agents.models.vectors import Vector
 from agents.pipeline.differential import DifferentialPrivacy, DifferentialRun, Privatiser
-from agents.pipeline.secure.arithmetic import Grid
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, Kind
+from agents.secure.arithmetic import Grid
 from agents.wire.payloads import ModelMessage, UpdateMessage
 from tests.agents.helpers import client_rule, done, message, of, started
 

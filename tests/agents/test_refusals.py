@@ -30,9 +30,9 @@ from agents.device.delayline import Impairment
 from agents.device_actions import Disconnect, SetLink
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import ReceivedMessage
-from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
+from agents.secure.arithmetic import SecureRun
+from agents.secure.party import Party
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from tests.agents.helpers import aggregator_config, message, secure_step, stand_still

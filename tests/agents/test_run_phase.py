@@ -38,7 +38,7 @@ def _input(kind: type[inputs.Input]) -> inputs.Input:
     """One of this kind that is of no consequence where it is handled."""
     some: dict[str, Any] = {
         "at": 10 * SECOND,
-        "message": inputs.SharesSum(9, None) if kind is inputs.SharesSummed else message("a", 9),
+        "message": b"" if kind is inputs.Answered else message("a", 9),
         "arrived": 10 * SECOND,
         "client": "a",
         "sender": "a",
@@ -111,7 +111,7 @@ def test_order_that_comes_again_is_not_recorded_again(record: events.Record) -> 
 
 def test_inconsistent_state_is_reported() -> None:
     core = _in(RunPhase.RUNNING)
-    core.core._server.clients["stranger"] = 0.5
+    core.core.server.clients["stranger"] = 0.5
     core.core._dispatches.send("c", 0, 0)
     with pytest.raises(AssertionError, match=r"stranger.* are present.*c is not present, and is to"):
         core.core.validate()

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from paho.mqtt.enums import MQTTErrorCode
 
+from agents import disturbances
 from agents.config import BrokerAccess
 from agents.links import packets
-from agents.mqtt import chunks, retry, streaming
+from agents.mqtt import chunks, streaming
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE = 1, 3, 4, 8
@@ -103,7 +104,7 @@ def test_log_says_why_there_is_no_connection_yet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Attempts go on for minutes, and the reason is in no other place meanwhile."""
-    monkeypatch.setattr(retry, "_LATE_SECONDS", 0.1)
+    monkeypatch.setattr(disturbances, "_TARDY_SECONDS", 0.1)
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

@@ -17,7 +17,7 @@ from agents.aggregator.core import AggregatorCore
 from agents.aggregator.inputs import Settings
 from agents.config import StopConditions
 from agents.models.vectors import Vector
-from agents.pipeline import ServerSteps
+from agents.pipeline.steps import ServerSteps
 from agents.rules import RULES
 from agents.rules.interface import Server
 from agents.selection.draws import Draws
@@ -94,9 +94,11 @@ class Adapter:
         samples = {name: client.samples for name, client in setting.clients.items()}
         rng: Any = _Intervals(setting.intervals) if setting.intervals else np.random.default_rng(0)
         self.server = Server(setting.model.copy(), {}, rng, population=importance)
+        parts = []
         if setting.draws:
             recorded = Recorded(deque(map(list, setting.draws)))
-            self.server.draws = Draws("recorded", recorded, importance, samples)
+            self.server.draws = draws = Draws("recorded", recorded, importance, samples)
+            parts.append(draws)
         asked = Settings(
             run="run",
             schema="s",
@@ -108,7 +110,7 @@ class Adapter:
             patient=True,
         )
         state, steps = rule.begin(self.server), ServerSteps([], self.server.w.size)
-        self._core = AggregatorCore(asked, state, self.server, steps)
+        self._core = AggregatorCore(asked, state, self.server, steps, parts)
         for client in setting.present:
             self._core.handle(inputs.StatusChanged(0, client, "ready"))
         self._handle(inputs.Started(0, 0.0, 0), 0.0)

@@ -33,11 +33,11 @@ from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
 from agents.mqtt.transport import ReceivedMessage
 from agents.pipeline.compression import METHODS
 from agents.pipeline.interface import PeerError
-from agents.pipeline.secure import secure_messages as secure_wire
-from agents.pipeline.secure.party import Party
-from agents.pipeline.secure.secure_messages import Masked
-from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
+from agents.secure import secure_messages as secure_wire
+from agents.secure.arithmetic import SecureRun
+from agents.secure.party import Party
+from agents.secure.secure_messages import Masked
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
 from testbed.run.controller import Controller

@@ -75,7 +75,7 @@ def test_topic_rights_of_a_run() -> None:
 
 
 def test_secure_runs_name_every_share_topic() -> None:
-    made = accounts("r", ["a", "b", "c"], secure=True)
+    made = accounts("r", ["a", "b", "c"], peers=True)
     assert made["a"].publish == (
         *(f"testbed/r/{kind}/a" for kind in ("update", "status", "report", "key", "sums")),
         "testbed/r/share/b/a",
@@ -528,7 +528,7 @@ def test_queue_for_a_client_that_does_not_read_is_limited(connect: Connect) -> N
 @contextlib.contextmanager
 def measured(tmp_path: Path, limits: BrokerLimits) -> Iterator[tuple[Connect, Logins, psutil.Process]]:
     """A Mosquitto for the clients a to d, with secure aggregation."""
-    made = accounts("r", ["a", "b", "c", "d"], secure=True)
+    made = accounts("r", ["a", "b", "c", "d"], peers=True)
     with running("mosquitto", tmp_path, made, limits) as logins, contextlib.ExitStack() as stack:
         (broker,) = (child for child in psutil.Process().children() if child.name() == "mosquitto")
 

@@ -126,7 +126,7 @@ class DockerRuntime:
     def start(self) -> BrokerAccess:
         run, what = self._directory.run, self._launch
         topology, server = self._spec.topology, self._spec.plan.server
-        accounts = brokers.accounts(run, topology.device_names, secure=topology.secure is not None)
+        accounts = brokers.accounts(run, topology.device_names, peers=topology.has_exchange)
         tls = topology.broker.tls
         names = (agent_configs.SERVER,) if server is None else (agent_configs.SERVER, server[0])
         identity = new_identity(*names) if tls or server is not None else None

@@ -188,7 +188,7 @@ class ProcessRuntime:
         processes.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
         topology = self._spec.topology
         accounts = broker.accounts(
-            self._directory.run, topology.device_names, secure=topology.secure is not None
+            self._directory.run, topology.device_names, peers=topology.has_exchange
         )
         server, tls = self._spec.plan.server, topology.broker.tls
         names = (HOST,) if server is None else (HOST, server[0])

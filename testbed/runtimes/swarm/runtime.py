@@ -247,9 +247,7 @@ class SwarmRuntime:
     def start(self) -> BrokerAccess:
         used = list(dict.fromkeys(self._spec.plan.placement.values()))
         topology, server = self._spec.topology, self._spec.plan.server
-        accounts = brokers.accounts(
-            self._run, topology.device_names, used, secure=topology.secure is not None
-        )
+        accounts = brokers.accounts(self._run, topology.device_names, used, peers=topology.has_exchange)
         names = () if server is None else (server[0],)
         identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL, *names)
         certificate = identity.certificate

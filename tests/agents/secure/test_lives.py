@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from agents import events
 from agents.models.vectors import Vector
-from agents.pipeline.secure.settings import SecureRun
 from agents.rules.area import Area, AreaState
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
+from agents.secure.arithmetic import SecureRun
+from agents.secure.server import SecureSums
 from tests.agents.fleet import Fleet, random_lives
 from tests.agents.helpers import records
 from tests.agents.lives import Life
@@ -78,11 +79,11 @@ class Run(Life):
     def check_end(self) -> None:
         """Each update that arrived is in a version or reported as not, and nothing waits for ever."""
         sums = self.fleet.core.core._sums
-        assert sums is not None
+        assert isinstance(sums, SecureSums)
         newest = set(sums.waiting)
         for _ in range(TIMEOUT + 1):
             self.fleet.end_instant()
-        assert not sums.waiting & newest
+        assert not sums.waiting.keys() & newest
         self.fleet.execute(self.fleet.core.end("interrupted by nobody", self.fleet.now))
         for _ in range(2):
             if self.fleet.core.core._evaluations:

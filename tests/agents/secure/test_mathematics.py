@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from agents.pipeline.secure import arithmetic, party
-from agents.pipeline.secure.arithmetic import (
+from agents.secure import arithmetic, party
+from agents.secure.arithmetic import (
     FIELD,
     Field,
     Grid,

@@ -16,15 +16,15 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs, storage
 from agents.models.vectors import Vector
 from agents.pipeline.interface import PeerError
-from agents.pipeline.secure import secure_messages as secure_wire
-from agents.pipeline.secure.arithmetic import FIELD, Grid, Words
-from agents.pipeline.secure.party import ChannelError, Channels, Party
-from agents.pipeline.secure.secure_messages import Masked, SecureWireError, bits_of, holders_of
-from agents.pipeline.secure.settings import SecureRun
 from agents.rules.area import Area
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
+from agents.secure import secure_messages as secure_wire
+from agents.secure.arithmetic import FIELD, Grid, SecureRun, Words
+from agents.secure.party import ChannelError, Channels, Party
+from agents.secure.secure_messages import Masked, SecureWireError, bits_of, holders_of
+from agents.secure.server import SecureSums
 from agents.timing.nanoseconds import from_seconds
 from agents.wire import payloads
 from tests.agents.helpers import done, make_core, message, records, secure_step
@@ -105,16 +105,15 @@ class Run:
                     self.answer(client, payload)
 
     def answer(self, client: str, payload: bytes) -> None:
-        found = inputs.SharesSum(*secure_wire.decode_sum(payload))
         at = from_seconds(self.now)
-        self.execute(self.core.handle(inputs.SharesSummed(at, client, found)))
+        self.execute(self.core.handle(inputs.Answered(at, client, payload)))
 
     def train(self, name: str, change: Vector, kind: str = "delta", **more: Any) -> None:
         """The client answers its dispatch with a masked update, which goes over the wire. `more`: other
         fields of the update."""
         self.now += 0.001
         dispatch, party = self.dispatched.pop(name), self.parties[name]
-        present = self.core.core._server.clients
+        present = self.core.core.server.clients
         for recipient, share in party.prepare(dispatch.number):
             if recipient in present:
                 self.parties[recipient].receive_share(name, share)
@@ -237,7 +236,7 @@ def test_a_checkpoint_keeps_a_sum_that_is_being_opened(tmp_path: Path) -> None:
     run.train("c2", np.full(_D, 0.125))  # waits in the next buffer
     storage.save_snapshot(run.core.core, tmp_path / "checkpoint")
     run.core.core = storage.load_snapshot(tmp_path / "checkpoint")
-    run.server = run.core.core._server
+    run.server = run.core.core.server
     (asked,) = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c2"]
     for name in ("c2", "c0"):
         run.answer(name, run.parties[name].answer(asked.number, asked.updates))
@@ -437,7 +436,7 @@ def test_masked_update_with_an_undeclared_vector_is_refused_and_not_kept() -> No
     run.train("c0", np.ones(_D, np.float32), vectors={"more": np.zeros(1, np.float32)})
     (rejected,) = [r for r in run.records if isinstance(r, events.UpdateRejected)]
     assert rejected.reason == "a vector more, which the rule does not declare"
-    assert run.core.core._sums is not None
+    assert isinstance(run.core.core._sums, SecureSums)
     assert not run.core.core._sums._received
     run.train("c0", np.full(_D, 0.5, np.float32))
     run.train("c1", np.full(_D, 0.25, np.float32))

@@ -17,7 +17,7 @@ from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.inputs import Settings
 from agents.checks import DeclarationError
 from agents.config import Named, StopConditions
-from agents.pipeline import ServerSteps
+from agents.pipeline.steps import ServerSteps
 from agents.rules.defedavg_niid import DeFedAvgNiid
 from agents.rules.favano import Favano
 from agents.rules.fedavg import FedAvg
@@ -25,6 +25,7 @@ from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule, Server
 from agents.rules.port import Port
 from agents.selection.charged import Charged
+from agents.selection.draws import Draws
 from agents.selection.interface import ClientSelection, Draw, ServerView
 from agents.selection.round_robin import RoundRobin
 from agents.timing.nanoseconds import SECOND, from_seconds
@@ -77,10 +78,10 @@ def test_a_client_may_be_chosen_twice_where_the_rule_draws_with_replacement() ->
 def test_the_view_has_what_updates_say() -> None:
     draws = make_draws(RoundRobin())
     draw(draws, 1)
-    draws.note_update("a", loss=2.0, took=SECOND, staleness=3)
+    draws.note_round("a", loss=2.0, took=SECOND, staleness=3)
     draws.note_battery("a", 0.5, 1.5)
-    draws.note_update("a", loss=2.0, took=3 * SECOND, staleness=1)
-    draws.note_update("a", loss=float("nan"), took=8 * SECOND, staleness=1)
+    draws.note_round("a", loss=2.0, took=3 * SECOND, staleness=1)
+    draws.note_round("a", loss=float("nan"), took=8 * SECOND, staleness=1)
     draws.note_battery("a", 1.5, 9.0)
     seen = draws.view.clients["a"]
     assert (seen.loss, seen.duration, seen.mean_duration, seen.updates) == (None, 8.0, 4.0, 3)
@@ -148,9 +149,9 @@ def _core(rule: Rule, selection: ClientSelection, *clients: str) -> tuple[Core, 
     settings = _settings(rule, clients)
     population = settings.importance
     server = Server(np.zeros(1, np.float32), {}, np.random.default_rng(0), population=population)
-    server.draws = make_draws(selection, len(clients))
+    server.draws = draws = make_draws(selection, len(clients))
     state = rule.begin(server)
-    core = Core(AggregatorCore(settings, state, server, ServerSteps([], 1)), state)
+    core = Core(AggregatorCore(settings, state, server, ServerSteps([], 1), [draws]), state)
     for client in clients:
         core.status(client, "ready", at=0.0)
     return core, server
@@ -178,7 +179,7 @@ def _drawn(actions: Sequence[Any]) -> list[tuple[int, str]]:
 )
 def test_run_waits_for_an_eligible_client_and_goes_on(rule: Rule) -> None:
     core, server = _core(rule, Charged(recheck=None), "a", "b", "c")
-    assert server.draws is not None
+    assert isinstance(server.draws, Draws)
     for client in "abc":
         server.draws.note_battery(client, 0.05, 0.0)
     assert _drawn(core.start(epoch=100.0)) == [(0, "")]
@@ -193,7 +194,7 @@ def test_run_waits_for_an_eligible_client_and_goes_on(rule: Rule) -> None:
 
 def test_period_rule_waits_for_an_eligible_client() -> None:
     core, server = _core(Favano(period=5.0, sample=1), Charged(recheck=None), "a", "b")
-    assert server.draws is not None
+    assert isinstance(server.draws, Draws)
     server.draws.note_battery("a", 0.05, 0.0)
     server.draws.note_battery("b", 0.05, 0.0)
     core.start(epoch=100.0)
@@ -204,7 +205,7 @@ def test_period_rule_waits_for_an_eligible_client() -> None:
 
 def test_fewer_eligible_than_wanted_train_and_the_rest_is_drawn_later() -> None:
     core, server = _core(FedBuff(buffer_size=1, concurrency=2), Charged(recheck=None), "a", "b", "c")
-    assert server.draws is not None
+    assert isinstance(server.draws, Draws)
     server.draws.note_battery("a", 0.05, 0.0)
     server.draws.note_battery("c", 0.05, 0.0)
     assert _drawn(core.start(epoch=100.0)) == [(1, "b")]
@@ -223,7 +224,7 @@ def test_chosen_client_that_leaves_is_replaced_and_a_returning_one_is_eligible()
 
 def test_updates_of_requested_clients_count_without_the_wait_on_the_device() -> None:
     core, server = _core(DeFedAvgNiid(sample=1), RoundRobin(), "a", "b")
-    assert server.draws is not None
+    assert isinstance(server.draws, Draws)
     core.start(epoch=100.0)
     core.end_of_instant(0.0)
     core.update("a", message("a", 1), 100, at=0.5)  # trained until 0.375 s, sent at 0.5 s
@@ -239,7 +240,7 @@ def test_state_of_a_selection_is_in_the_checkpoint(name: str, tmp_path: Path) ->
         rule = Named("fedbuff", {"buffer_size": 1, "concurrency": 2})
         setup = Setup(_settings(FedBuff(), "abcd"), rule, 3, Named(name, params))
         made, server = setup.core(np.zeros(1, np.float32))
-        core, log = Core(made, made._rule), list[tuple[int, str]]()
+        core, log = Core(made, made.rule), list[tuple[int, str]]()
         for client in "abcd":
             core.status(client, "ready", at=0.0)
         waiting = _dispatched(core.start(epoch=100.0))

@@ -139,7 +139,7 @@ def test_oort_admits_clients_near_the_utility_of_the_last_place() -> None:
 def test_oort_caps_the_utility_of_outliers_and_ignores_unusable_losses() -> None:
     draws = make_draws(Oort())
     for client, loss in (("a", 1e38), ("b", math.nan), ("c", math.inf), ("d", -5.0)):
-        draws.note_update(client, loss=loss, took=1, staleness=0)
+        draws.note_round(client, loss=loss, took=1, staleness=0)
     losses = [draws.view.clients[c].loss for c in "abcd"]
     assert losses == [1e38, None, None, None]
     assert statistical_utility(draws.view.clients["b"]) == 0.0

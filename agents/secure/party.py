@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ExchangeCost, PeerError, Wanted
-from agents.pipeline.secure import secure_messages
-from agents.pipeline.secure.arithmetic import FIELD, Field, Grid, Words, code_of, dominates
-from agents.pipeline.secure.secure_messages import DIVERGED, Masked
-from agents.pipeline.secure.settings import SecureRun
+from agents.secure import secure_messages
+from agents.secure.arithmetic import FIELD, Field, Grid, SecureRun, Words, code_of, dominates
+from agents.secure.secure_messages import DIVERGED, Masked
 from agents.timing.nanoseconds import Nanoseconds
 
 SEED_BYTES = 16

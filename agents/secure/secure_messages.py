@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agents.pipeline.secure.arithmetic import FIELD, Words
+from agents.secure.arithmetic import FIELD, Words
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded
 
 SEAL_BYTES = 12 + 16
-"""Nonce and tag that sealing adds to a share (`agents.pipeline.secure.party`)."""
+"""Nonce and tag that sealing adds to a share (`agents.secure.party`)."""
 _SHARE = struct.Struct("<4sQ")
 _SUM = struct.Struct("<4sQI")
 _SHARE_MAGIC, _SUM_MAGIC = b"shr1", b"sum1"

@@ -20,18 +20,16 @@ from agents.pipeline.interface import (
     UpdateStep,
     Wanted,
 )
-from agents.pipeline.secure.arithmetic import Grid, Words, code_of
-from agents.pipeline.secure.secure_messages import (
+from agents.random_generators import ROUNDING
+from agents.secure.arithmetic import Grid, SecureRun, code_of
+from agents.secure.secure_messages import (
     DIVERGED,
     HOLDERS,
-    LACKING,
     Masked,
+    encode_sum,
     share_size,
-    sum_size,
 )
-from agents.pipeline.secure.server import MaskedSums, SecureSums
-from agents.pipeline.secure.settings import SecureRun
-from agents.random_generators import ROUNDING
+from agents.secure.server import SecureSums
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import Encoded
 
@@ -64,12 +62,12 @@ class SimulatedParty:
     def receive_share(self, sender: str, dispatch: int) -> None:
         self._held.add((sender, dispatch))
 
-    def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
+    def answer(self, number: int, wanted: Wanted) -> bytes:
         keys = {(client, dispatch) for client, dispatch, _ in wanted}
         if not keys <= self._held:
-            return sum_size(LACKING), None
+            return encode_sum(number, None)
         self._held -= keys
-        return sum_size(self._length), np.zeros(self._length, np.uint32)
+        return encode_sum(number, np.zeros(self._length, np.uint32))
 
     def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
         """`vector`: shape (d,). `rng`: for the random rounding."""
@@ -92,13 +90,13 @@ class SecureAggregation(SecureRun, UpdateStep):
         if client.simulated:
             simulated = SimulatedParty(client.name, self, client.parameters)
             return Masking(simulated, self.grid, rng, simulated=simulated)
-        from agents.pipeline.secure.party import Party  # with cryptography, which takes time to import
+        from agents.secure.party import Party  # with cryptography, which takes time to import
 
         party = Party(client.run, client.name, self, client.parameters)
         return Masking(party, self.grid, rng, exchange=party)
 
     def at_server(self, parameters: int) -> SecureSums:
-        return SecureSums(MaskedSums(self, parameters))
+        return SecureSums(self, parameters)
 
     @property
     def grid(self) -> Grid:
@@ -113,9 +111,14 @@ class SecureAggregation(SecureRun, UpdateStep):
         return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
 
     def exchange_cost(self, parameters: int) -> ExchangeCost:
-        from agents.pipeline.secure.party import measure_cost  # imports cryptography, which takes time
+        from agents.secure.party import measure_cost  # imports cryptography, which takes time
 
         return measure_cost(self, parameters)
+
+    def waiting_models(self) -> tuple[float, int]:
+        """Shares for each client, for every update that may be in flight."""
+        shares = (self.updates + len(self.clients)) / (self.needed - self.colluding)
+        return shares, max(1, self.colluding)
 
     def exchanged_bytes(self, parameters: int) -> int:
         """Shares that a client sends per round."""
