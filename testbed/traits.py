@@ -30,7 +30,7 @@ class Traits:
     lossless_reason: str = ""
     """Clause such as `whose links are TCP relays`; empty if links can lose packets."""
     shaper: str | None = None
-    """Mechanism that emulates links; None if `testbed.plan.host` chooses between netem and the
+    """Mechanism that emulates links; None if `testbed.plan.machines` chooses between netem and the
     router."""
     shaper_why: str = ""
     many_hosts: bool = False

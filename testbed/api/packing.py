@@ -19,7 +19,7 @@ from testbed.errors import BadInputError, TestbedError, writable_file
 from testbed.packs import DATA, SWEEP, TOPOLOGY, DataEntry, PackIndex, contents
 from testbed.packs.contents import Contents
 from testbed.packs.contents import Part as Part
-from testbed.plan.host import Measurements
+from testbed.plan.machines import Measurements
 from testbed.run import live_runs, provenance
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory

@@ -21,7 +21,7 @@ from testbed.fidelity import step_time
 from testbed.fleets import recorded
 from testbed.plan import costs
 from testbed.plan.costs import StepTime
-from testbed.plan.host import Measurements
+from testbed.plan.machines import Measurements
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, Virtual, profiles, units, yamlfile
 from testbed.traits import is_simulated

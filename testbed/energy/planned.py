@@ -22,7 +22,7 @@ from testbed.traits import runtime_names, traits
 
 if TYPE_CHECKING:  # the plan imports this module
     from testbed.plan.catalog import Catalog
-    from testbed.plan.host import HostResources
+    from testbed.plan.machines import HostResources
     from testbed.plan.part import FileToRead, FleetNumber
     from testbed.plan.planned_devices import Plan, PlannedDevice
     from testbed.plan.rounds import Round

@@ -22,7 +22,7 @@ from testbed.fidelity.limits import RequestedLimits
 from testbed.fidelity.validity import StepDone, TrainingSpan
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.placement import PlannedNode
+from testbed.plan.machines import PlannedNode
 from testbed.plan.planned_devices import weight_alone
 
 

@@ -14,7 +14,7 @@ from testbed.topology.yamlfile import Problem, Where
 from testbed.traits import runtime_names, traits
 
 if TYPE_CHECKING:  # the plan imports this module
-    from testbed.plan.host import HostResources
+    from testbed.plan.machines import HostResources
     from testbed.plan.planned_devices import Plan, PlannedDevice
 
 _ROUNDING = 1e-9

@@ -4,7 +4,7 @@ of the run's agents are made from the plan."""
 from testbed.host.cpus import cpuset
 from testbed.plan.assignment import plan
 from testbed.plan.catalog import Catalog
-from testbed.plan.host import HostResources, this_host
+from testbed.plan.machines import HostResources, this_host
 from testbed.plan.plan_tables import device_table, node_table
 from testbed.plan.planned_devices import Plan, PlannedDevice, to_host_time
 

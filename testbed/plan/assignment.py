@@ -13,11 +13,13 @@ from testbed.host.cpus import cpuset
 from testbed.plan import costs, feasibility, plan_tables
 from testbed.plan.catalog import HERE, Catalog
 from testbed.plan.features import PARTS
-from testbed.plan.host import HostResources, Measurements, choose_shaper
-from testbed.plan.placement import (
+from testbed.plan.machines import (
+    HostResources,
+    Measurements,
     NodeRequest,
     PlannedNode,
     UnplacedDevice,
+    choose_shaper,
     divide_node,
     place,
 )

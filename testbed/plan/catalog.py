@@ -18,7 +18,7 @@ from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.plan import model_check
 from testbed.plan.features import PARTS
-from testbed.plan.host import Measurements
+from testbed.plan.machines import Measurements
 from testbed.plan.part import FileToRead
 from testbed.speed import KINDS, Calibration, Work, cpu_share, work_seconds
 from testbed.topology import Topology, link_traces, profiles

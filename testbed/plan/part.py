@@ -12,7 +12,7 @@ from testbed.topology.yamlfile import Problem, Where
 if TYPE_CHECKING:
     from agents.config import DeviceConfig
     from testbed.plan.catalog import Catalog
-    from testbed.plan.host import HostResources
+    from testbed.plan.machines import HostResources
     from testbed.plan.planned_devices import Plan, PlannedDevice
     from testbed.plan.rounds import Round
     from testbed.topology import Topology

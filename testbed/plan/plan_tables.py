@@ -19,7 +19,7 @@ from testbed.host.cpus import cpuset
 from testbed.plan import costs
 from testbed.plan.catalog import Catalog
 from testbed.plan.features import PARTS, FeatureColumns
-from testbed.plan.host import HostResources
+from testbed.plan.machines import HostResources
 from testbed.plan.part import FleetNumber
 from testbed.plan.planned_devices import Plan, PlannedDevice, duration_text
 from testbed.topology import Topology

@@ -14,8 +14,7 @@ from agents.energy import EnergyConfig
 from agents.timing.clock import in_host_time
 from testbed.host.cpus import cpu_numbers
 from testbed.plan import feasibility
-from testbed.plan.host import Measurements, Shaper
-from testbed.plan.placement import PlannedNode
+from testbed.plan.machines import Measurements, PlannedNode, Shaper
 from testbed.topology import Topology, Virtual, link_traces, scenario
 from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.fields import Thermal

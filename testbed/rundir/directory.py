@@ -45,7 +45,7 @@ class RunDirectory:
         self.profiles = path / "profiles.yaml"
         """Device profiles and link classes that the topology names."""
         self.measured = path / "measured.yaml"
-        """Measurements on the host for this run (`testbed.plan.host`)."""
+        """Measurements on the host for this run (`testbed.plan.machines`)."""
         self.fleet = path / "fleet.json"
         """Keys of drawn devices, only if a group of the topology has
         `draw`."""

@@ -12,7 +12,7 @@ from testbed.topology.yamlfile import Problem
 from testbed.traits import runtime_names, traits
 
 if TYPE_CHECKING:  # the plan imports this module
-    from testbed.plan.host import HostResources
+    from testbed.plan.machines import HostResources
     from testbed.plan.planned_devices import Plan
 
 

@@ -42,7 +42,7 @@ from testbed import topology
 from testbed.data import datasets
 from testbed.errors import BadInputError
 from testbed.plan import Plan
-from testbed.plan.host import FILE as MEASURED
+from testbed.plan.machines import FILE as MEASURED
 from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.topology import Topology, profiles, units, validation_errors, yamlfile

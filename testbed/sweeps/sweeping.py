@@ -34,7 +34,7 @@ from testbed.fidelity.validity import Validity
 from testbed.host.processes import uninterrupted
 from testbed.plan import Plan
 from testbed.plan.costs import step_time, step_work_key, with_step_time
-from testbed.plan.host import Measurements
+from testbed.plan.machines import Measurements
 from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory

@@ -17,7 +17,7 @@ from testbed.errors import BadInputError
 from testbed.fleets import surveys
 from testbed.plan import catalog, plan_tables
 from testbed.plan.assignment import plan
-from testbed.plan.host import HostResources
+from testbed.plan.machines import HostResources
 from testbed.topology import Topology, profiles
 from testbed.topology.schema import FLEET
 from tests.running import Finished, Testbed

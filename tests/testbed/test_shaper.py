@@ -15,7 +15,7 @@ from testbed import broker
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, agent_configs, plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.host import Shaper, choose_shaper, lack_of_netem
+from testbed.plan.machines import Shaper, choose_shaper, lack_of_netem
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.container_actions import ContainerDevice, respond

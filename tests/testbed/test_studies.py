@@ -16,7 +16,7 @@ import pytest
 from analysis import comparison
 from analysis.columns import COLUMNS
 from testbed.plan import Plan
-from testbed.plan.host import Measurements
+from testbed.plan.machines import Measurements
 from testbed.run import preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory

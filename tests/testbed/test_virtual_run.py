@@ -15,7 +15,7 @@ from agents import events
 from analysis.load import Run, load
 from testbed.errors import BadInputError, RunFailedError
 from testbed.plan import costs
-from testbed.plan.host import Measurements
+from testbed.plan.machines import Measurements
 from testbed.run import live_runs, preparing, up
 from testbed.run.optimum import compare_with_optimum
 from testbed.run.options import Options

@@ -23,7 +23,7 @@ from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
 from testbed.host import docker_engine
 from testbed.plan import agent_configs, cpuset
 from testbed.plan.agent_configs import TLS_PORT, RunSpec
-from testbed.plan.placement import PlannedNode
+from testbed.plan.machines import PlannedNode
 from testbed.plan.planned_devices import SHARES_OF_A_PROCESS, weight_alone
 from testbed.runtimes import HostReading, Meter
 from testbed.runtimes.docker import executor
