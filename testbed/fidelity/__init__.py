@@ -1,6 +1,7 @@
 """Fidelity of an emulation: requested resources (`requested`) are compared with measured ones
 (`measuring`), and the run is judged (`validity`)."""
 
-from testbed.fidelity.measuring import SegmentClock, measure
+from testbed.fidelity.measuring import measure
+from testbed.fidelity.part import SegmentClock
 
 __all__ = ["SegmentClock", "measure"]

@@ -56,9 +56,11 @@ from testbed.fidelity.figures import (
     Interval,
     Requested,
     RequestedCpu,
+    RequestedLimits,
     RequestedLink,
+    differences,
 )
-from testbed.fidelity.limits import RequestedLimits, differences
+from testbed.fidelity.part import SegmentClock
 from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
@@ -87,18 +89,6 @@ _LARGEST_VALUE = 1e18
 """Upper bound of the numbers in a valid sample."""
 
 _Coverage = Callable[[float, float], float]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentClock:
-    """Clock of a segment of a run."""
-
-    epoch: float
-    """The samples' monotonic clock at device time 0, in seconds."""
-    begin: float = 0.0
-    """Device time in seconds; above 0 if the run was resumed."""
-    end: float = math.inf
-    """Device time at which the segment ends, in seconds."""
 
 
 def measure(

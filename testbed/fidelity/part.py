@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
     from testbed.plan.agent_configs import RunSpec
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentClock:
+    """Clock of a segment of a run."""
+
+    epoch: float
+    """The samples' monotonic clock at device time 0, in seconds."""
+    begin: float = 0.0
+    """Device time in seconds; above 0 if the run was resumed."""
+    end: float = math.inf
+    """Device time at which the segment ends, in seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Facts about the part of a run since the last start of its clock."""
@@ -22,12 +35,8 @@ class Evidence:
     spec: RunSpec
     records: Sequence[events.Record]
     """Records of the whole run."""
-    epoch: float
-    """The samples' monotonic clock at device time 0, in seconds of device time."""
-    begin: float
-    """Device time in seconds; above 0 if the run was resumed."""
-    end: float
-    """Device time in seconds."""
+    clock: SegmentClock
+    """In device time."""
     clocks: Mapping[str, float] = field(default_factory=dict)
     """Other host -> maximum error of the times recorded for its devices, in seconds."""
     loads: Mapping[str, Sequence[HostSample]] = field(default_factory=dict)

@@ -17,8 +17,7 @@ from agents.device_actions import (
     Switching,
     holds,
 )
-from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedLink
-from testbed.fidelity.limits import RequestedLimits
+from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedLimits, RequestedLink
 from testbed.fidelity.validity import StepDone, TrainingSpan
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec

@@ -78,7 +78,7 @@ class GpuUse:
 
 
 def figures(evidence: Evidence) -> FeatureFigures | None:
-    devices = evidence.spec.plan.devices
+    devices, clock = evidence.spec.plan.devices, evidence.clock
     seen: dict[str, list[Mapping[str, Any]]] = {one.name: [] for one in devices if one.gpu is not None}
     if not seen:
         return None
@@ -86,7 +86,7 @@ def figures(evidence: Evidence) -> FeatureFigures | None:
         at, own, gpu = number(sample, "at"), seen.get(str(sample.get("device"))), sample.get("gpu")
         if at is None or own is None or not isinstance(gpu, Mapping):
             continue
-        if evidence.begin <= at - evidence.epoch <= evidence.end:
+        if clock.begin <= at - clock.epoch <= clock.end:
             own.append(gpu)
     uses = {one.name: _use(one.gpu, seen[one.name]) for one in devices if one.gpu is not None}
     return FeatureFigures(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from agents.config import ClientConfig
 from agents.texts import quantity
 from testbed.host.gpus import MPS_CLIENTS, Gpus, HostGpu
 from testbed.topology import Topology
@@ -198,6 +199,11 @@ def notes(topology: Topology, plan: Plan) -> Iterator[str]:
             "In virtual time gpu changes nothing: timing, gflops or cpu say how long a device takes, "
             "and runtime: {device: cuda} computes the trainings on this host's GPU."
         )
+
+
+def with_limits(config: ClientConfig, device: PlannedDevice) -> ClientConfig:
+    gpu = device.gpu
+    return config if gpu is None else replace(config, device="cuda", gpu_memory=gpu.memory)
 
 
 def entry(device: PlannedDevice) -> dict[str, Any] | None:

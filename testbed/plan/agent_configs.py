@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from agents import random_generators
 from agents.config import (
@@ -255,11 +254,11 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         setup = client_setup(spec, device, index, common)
         own = seen[device.name]
         client = _client(spec, device, setup, accounts[device.name], own, parameters - buffers)
-        dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         init = _device(spec, device, account, own, present=present)
         for part in PARTS:
-            init = part.init(init, device)
+            client, init = part.client(client, device), part.init(init, device)
+        dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         dump(
             init if device.host is None else _on_real_device(init, device, own),
             file(init_name(device.name)),
@@ -415,8 +414,7 @@ def _client(
         code=_code(spec, places),
         clock=places.clock,
         share=str(spec.directory.share(device.name)) if places.are_processes else None,
-        device=_torch_device(spec, device),
-        gpu_memory=None if device.gpu is None else device.gpu.memory,
+        device="cpu" if device.host is not None else spec.topology.runtime.device,
         keepalive=keepalive(spec.topology.task.build()),
         verbose=spec.verbose,
     )
@@ -430,12 +428,6 @@ def feature_settings(device: PlannedDevice, *, present: bool) -> FeatureSettings
         dilation=device.dilation,
         energy=device.energy,
     )
-
-
-def _torch_device(spec: RunSpec, device: PlannedDevice) -> Literal["cpu", "cuda"]:
-    if device.host is not None:
-        return "cpu"
-    return spec.topology.runtime.device if device.gpu is None else "cuda"
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:

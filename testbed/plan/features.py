@@ -36,6 +36,7 @@ PARTS = (
         refusals=gpu.refusals,
         place=gpu.place,
         notes=gpu.notes,
+        client=gpu.with_limits,
         entry=gpu.entry,
     ),
 )

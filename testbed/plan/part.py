@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from testbed.topology.yamlfile import Problem, Where
 
 if TYPE_CHECKING:
-    from agents.config import DeviceConfig
+    from agents.config import ClientConfig, DeviceConfig
     from testbed.plan.catalog import Catalog
     from testbed.plan.machines import HostResources
     from testbed.plan.planned_devices import Plan, PlannedDevice
@@ -64,6 +64,8 @@ class PlanPart:
     """By key of the topology, such as `link.up`."""
     init: Callable[[DeviceConfig, PlannedDevice], DeviceConfig] = lambda config, _: config
     """Completes the configuration of the device's init."""
+    client: Callable[[ClientConfig, PlannedDevice], ClientConfig] = lambda config, _: config
+    """Completes the configuration of the device's client."""
     entry: Callable[[PlannedDevice], Any] = lambda _: None
     """The device's value in the manifest, if it has `attribute`."""
     brings_back: Callable[[PlannedDevice], bool] = lambda _: False

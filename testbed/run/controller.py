@@ -45,9 +45,8 @@ from agents.wire.messages import AddressedOrder, MeasureOrder, MessageError, Not
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError, free_space
 from testbed.fidelity import SegmentClock, host_load, measure, requested
-from testbed.fidelity.figures import RATES, Fidelity
+from testbed.fidelity.figures import RATES, Fidelity, differences
 from testbed.fidelity.host_load import HostSample, OtherWork, Sampler, pause
-from testbed.fidelity.limits import differences
 from testbed.fidelity.part import FeatureFigures
 from testbed.fidelity.validity import (
     FAILED_LINK_PERCENT,
@@ -445,7 +444,7 @@ class Controller:
         before_the_start = SegmentClock(0.0, begin=math.inf)
         wanted = [one for one in requested.devices(self._spec, ()) if one.device not in self._exit_codes]
         found = measure(wanted, self._probed, before_the_start, {})
-        return found, segments.of_run(self._spec, (), 0.0, 0.0, 0.0)
+        return found, segments.of_run(self._spec, (), SegmentClock(0.0, end=0.0))
 
     def _other_work(self) -> list[OtherWork]:
         """Work during the last measurement of links, on each host with devices."""

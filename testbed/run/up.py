@@ -53,9 +53,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     evidence = Evidence(
         spec=spec,
         records=records,
-        epoch=epoch / spec.plan.dilation,
-        begin=begin,
-        end=end,
+        clock=SegmentClock(epoch / spec.plan.dilation, begin=begin, end=end),
         clocks=controller.clocks,
         loads=controller.other_samples,
     )
@@ -64,7 +62,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     fidelity = measure(
         devices,
         evidence.samples(),
-        SegmentClock(evidence.epoch, begin=begin, end=end),
+        evidence.clock,
         trainings,
     )
     fidelity = replace(

@@ -18,7 +18,7 @@ from agents.timing.clock import in_device_time
 from agents.wire import messages
 from agents.wire.messages import MessageError, NetworkUse, SegmentFigures
 from testbed.fidelity.figures import Figure, rounded
-from testbed.fidelity.part import Evidence, FeatureFigures
+from testbed.fidelity.part import Evidence, FeatureFigures, SegmentClock
 from testbed.fidelity.table import figure_cells
 from testbed.fidelity.validity import more_text
 from testbed.plan.agent_configs import RunSpec
@@ -58,7 +58,7 @@ class SegmentFidelity:
 
 
 def figures(evidence: Evidence) -> FeatureFigures | None:
-    found = of_run(evidence.spec, evidence.records, evidence.epoch, evidence.begin, evidence.end)
+    found = of_run(evidence.spec, evidence.records, evidence.clock)
     entry: dict[str, dict[str, Any]] = {}
     for one in found:
         entry.setdefault(one.segment, {})[one.way] = one.as_dict()
@@ -80,10 +80,9 @@ def figures(evidence: Evidence) -> FeatureFigures | None:
 
 
 def of_run(
-    spec: RunSpec, records: Iterable[events.Record], epoch: float, begin: float, end: float
+    spec: RunSpec, records: Iterable[events.Record], clock: SegmentClock
 ) -> tuple[SegmentFidelity, ...]:
-    """`epoch`: the monotonic clock at device time 0, in device time. `begin`, `end`: device times in
-    seconds."""
+    """`clock`: in device time."""
     segments = spec.plan.segments
     if not segments:
         return ()
@@ -92,8 +91,10 @@ def of_run(
         for one in Samples(spec.directory.telemetry).read()
         if "segments" in one
     )
-    traffic_spans = {name: [*background_spans(name, segments, records, begin, end)] for name in segments}
-    return measure_segments(segments, samples, spec.topology.seed, epoch, traffic_spans)
+    traffic_spans = {
+        name: [*background_spans(name, segments, records, clock.begin, clock.end)] for name in segments
+    }
+    return measure_segments(segments, samples, spec.topology.seed, clock.epoch, traffic_spans)
 
 
 def background_spans(

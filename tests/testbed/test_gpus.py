@@ -377,9 +377,10 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
     spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {})
     lines = [encode(GpuSample("a", 100.0 + at, one)) for at, one in enumerate(samples)]
     (tmp_path / "telemetry.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    evidence = Evidence(spec=spec, records=(), epoch=100.0, begin=0.0, end=60.0)
+    clock = SegmentClock(100.0, end=60.0)
+    evidence = Evidence(spec=spec, records=(), clock=clock)
     devices = requested.devices(spec, ())
-    found = fidelity.measure(devices, evidence.samples(), SegmentClock(100.0, end=60.0), {})
+    found = fidelity.measure(devices, evidence.samples(), clock, {})
     found = replace(found, features=feature_figures(evidence))
     return found, verdict((), found)
 

@@ -11,8 +11,7 @@ from msgspec import structs
 from agents.fields import NO_LIMIT
 from agents.wire.messages import CgroupLimits
 from testbed.fidelity import SegmentClock, measure
-from testbed.fidelity.figures import Requested, RequestedCpu
-from testbed.fidelity.limits import RequestedLimits, differences
+from testbed.fidelity.figures import Requested, RequestedCpu, RequestedLimits, differences
 from testbed.fidelity.validity import verdict
 
 WANTED = RequestedLimits(quota=2500, period=10_000, shares=2500, cpus="1-2", memory=2**29)

@@ -32,8 +32,7 @@ from agents.wire.messages import AddressedOrder
 from testbed.api.handle import RunHandle
 from testbed.errors import BadInputError
 from testbed.fidelity import requested
-from testbed.fidelity.figures import RequestedCpu, RequestedLink
-from testbed.fidelity.limits import RequestedLimits
+from testbed.fidelity.figures import RequestedCpu, RequestedLimits, RequestedLink
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
