@@ -480,6 +480,10 @@ class AccessLink:
     loss: float = 0.0
     """Share of packets lost in each direction, from 0 to 1."""
 
+    def rate(self, way: Way) -> int | None:
+        """bit/s; None if not limited."""
+        return self.up if way == "up" else self.down
+
     @property
     def is_outage(self) -> bool:
         """No packets, or too few to keep a connection alive."""

@@ -217,18 +217,15 @@ def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
         return
     rest = list(rows)
     while rest:
+        lines = [*zip(headings, *rest, strict=True)]
         count = len(rest)
-        while not fits(made := _numbers(*_transpose(headings, rest[:count]))) and count > 1:
+        while (
+            not fits(made := _numbers(lines[0][: count + 1], [line[: count + 1] for line in lines[1:]]))
+            and count > 1
+        ):
             count -= 1
         out().print(made)
         rest = rest[count:]
-
-
-def _transpose(
-    headings: Sequence[str], rows: Sequence[Sequence[str]]
-) -> tuple[list[str], list[list[str]]]:
-    lines = [list(line) for line in zip(headings, *rows, strict=True)]
-    return lines[0], lines[1:]
 
 
 def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

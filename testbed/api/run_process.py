@@ -14,7 +14,6 @@ from testbed import console
 from testbed.api import launching
 from testbed.api.launching import ERROR
 from testbed.errors import TestbedError, from_os_error
-from testbed.fidelity.validity import Validity
 from testbed.host.processes import interrupt_at_end_of_input, interrupting
 from testbed.rundir.directory import RunDirectory
 from testbed.watching import live, rows
@@ -34,7 +33,9 @@ def main(path: str, *more: str) -> int:
                 launch.run(directory, view)
             finally:
                 if view.judgement is not None:
-                    _print_verdict(view.judgement.validity)
+                    found = view.judgement.validity
+                    why = "; ".join(found.reasons or found.unjudged)
+                    console.print_text(f"Verdict: {found.verdict}{': ' if why else ''}{why}")
     except (TestbedError, OSError) as error:
         told = error if isinstance(error, TestbedError) else from_os_error(error)
         sys.stdout.flush()
@@ -43,11 +44,6 @@ def main(path: str, *more: str) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _print_verdict(found: Validity) -> None:
-    why = "; ".join(found.reasons or found.unjudged)
-    console.print_text(f"Verdict: {found.verdict}{': ' if why else ''}{why}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""CPUs of this host: sets of them, wake-up latency, the time that other work takes, and energy
-counters."""
+"""CPUs of this host: sets of them, wake-up latency, the time that other work takes, energy counters, and
+the kernels that NumPy and PyTorch have for them."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 
 def cpu_numbers(cpuset: str) -> set[int]:
@@ -213,3 +218,51 @@ def rapl_meter(powercap: Path = POWERCAP) -> RaplMeter | None:
 
 def _microjoules(file: Path) -> int:
     return int(file.read_text(encoding="ascii"))
+
+
+# Kernels of NumPy and PyTorch. Each processor has its own, which add in another order and so round
+# otherwise.
+
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NPY_ENABLE_CPU_FEATURES",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+)
+"""Users choose the kernels of NumPy and PyTorch by them."""
+
+
+def chosen_kernels() -> dict[str, str]:
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+
+
+@functools.cache  # the search takes 2 ms
+def _libraries() -> ThreadpoolController:
+    import numpy as np  # noqa: F401  # loads its BLAS
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Several threads would share a sum, so that its rounding would depend on the number of cores."""
+    limited: AbstractContextManager[object] = _libraries().limit(limits=1)
+    return limited
+
+
+def blas() -> str:
+    """Name and version of NumPy's BLAS, and the processors that its kernels are for, such as `openblas
+    0.3.31 (Haswell)`."""
+    # SciPy may have another one.
+    found = sorted(_libraries().info(), key=lambda one: "numpy" not in one["filepath"])
+    if not found:
+        return "unknown"
+    kernels = f" ({found[0]['architecture']})" if found[0].get("architecture") else ""
+    return f"{found[0]['internal_api']} {found[0]['version']}{kernels}"

@@ -188,16 +188,12 @@ def cgroup_weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, st
 
 
 def cgroup_cpu_seconds(run: str, group: str) -> float | None:
-    found = map(
-        _folder_cpu_seconds, cgroup_folders(run, group)
-    )  # if v1 and v2 are mounted, both have the same value
-    return next((used for used in found if used is not None), None)
-
-
-def _folder_cpu_seconds(folder: Path) -> float | None:
-    """None if the group's hierarchy does not count CPU time."""
-    v1 = (folder / "cpuacct.usage").exists()
-    return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()
+    """None if no hierarchy counts the group's CPU time."""
+    for folder in cgroup_folders(run, group):  # if v1 and v2 are mounted, both have the same value
+        v1 = (folder / "cpuacct.usage").exists()
+        if (used := ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()) is not None:
+            return used
+    return None
 
 
 def is_cgroup_writable(paths: list[Path]) -> bool:

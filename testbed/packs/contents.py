@@ -54,7 +54,7 @@ class Contents:
 
     def add(self, name: str, source: Path | bytes) -> None:
         """A path must be a regular file and no link. Otherwise it is left out, with a remark."""
-        if isinstance(source, Path) and not _is_regular(source):
+        if isinstance(source, Path) and not stat.S_ISREG(source.lstat().st_mode):
             self.remarks.append(f"{source} is no regular file, and is left out")
             return
         self.files[name] = source
@@ -279,10 +279,6 @@ def outside_paths(data: Any) -> Iterator[str]:
 
     yamlfile.replace_paths(data, look)
     yield from found
-
-
-def _is_regular(path: Path) -> bool:
-    return stat.S_ISREG(path.lstat().st_mode)
 
 
 def _text(value: object) -> str | None:

@@ -19,7 +19,7 @@ from typing import assert_never
 import msgspec
 
 from agents import config, disturbances
-from agents.config import AccessLink, BrokerAccess, Segment
+from agents.config import WAYS, AccessLink, BrokerAccess, Segment
 from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
 from agents.disk import files
 from agents.mqtt.topics import ROUTER, Topics
@@ -27,7 +27,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMes
 from agents.timing.clock import make_realtime
 from agents.wire import messages
 from testbed.relay.segments import SegmentLane, SharedSegments, UnshapedLane
-from testbed.relay.sockets import COUNTED, Lane, LinkLane, Relay, Shape, Traffic
+from testbed.relay.sockets import COUNTED, Lane, LinkLane, Relay, Traffic
 
 _RECORD_SECONDS = 0.5
 """Seconds between two records of the queues' use, which the controller reads once per second."""
@@ -68,11 +68,12 @@ class OwnLink:
         self.link = link
         self.up, self.down = (
             LinkLane(
-                shape,
-                random.Random(f"{seed} {device} {direction}").random,  # noqa: S311
+                link,
+                way,
+                random.Random(f"{seed} {device} {way}").random,  # noqa: S311
                 traffic.counter(device, counted),
             )
-            for direction, counted, shape in zip(("up", "down"), COUNTED, _shapes(link), strict=True)
+            for way, counted in zip(WAYS, COUNTED, strict=True)
         )
 
     def apply(self, action: LinkAction) -> None:
@@ -80,10 +81,10 @@ class OwnLink:
         now = time.monotonic()
         if isinstance(action, SetLink):
             self.link = self.link.with_changes(action.changes)
-        for lane, shape in zip((self.up, self.down), _shapes(self.link), strict=True):
+        for lane in (self.up, self.down):
             match action:
                 case SetLink():
-                    lane.change(shape, now)
+                    lane.change(self.link, now)
                 case Disconnect():
                     lane.cut(now)
                 case Reconnect():
@@ -91,11 +92,6 @@ class OwnLink:
                 case _:
                     assert_never(action)
             lane.advance()
-
-
-def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
-    up, down = (Shape(rate, link.rtt / 2, link.jitter) for rate in (link.up, link.down))
-    return up, down
 
 
 def main() -> None:

@@ -295,7 +295,10 @@ def launch_relay(
         opened.close()  # only the relay keeps the sockets open, so they close when it ends
         # The relay serves as soon as a byte comes back.
         round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
-        measured = [_segment_rates(Path(cfg.probe))] if cfg.attached else []
+        measured: list[LinkProbe | NetworkProbe] = []
+        if cfg.attached:
+            content = retry(Path(cfg.probe).read_bytes, _START_TIMEOUT_SECONDS)
+            measured.append(msgspec.json.decode(content, type=NetworkProbe))
 
         def measure(names: Collection[str]) -> list[LinkProbe]:
             found = _measure_links(host, ports, [one for one in devices if one.name in names])
@@ -305,11 +308,6 @@ def launch_relay(
         links = measure([one.name for one in devices if not one.is_direct])
         clients = {name: own[_BROKER] for name, own in ports.items()}
         return StartedRelay(clients, [*measured, *links], traffic, measure, serving.pop_all().close)
-
-
-def _segment_rates(path: Path) -> NetworkProbe:
-    """Wait for the relay's measurement. Raises OSError."""
-    return msgspec.json.decode(retry(path.read_bytes, _START_TIMEOUT_SECONDS), type=NetworkProbe)
 
 
 def _measure_links(

@@ -28,7 +28,7 @@ from agents.links.background import RateSchedule, TransferSchedule, schedule
 from agents.links.max_min import SegmentProbe, is_enough, nearest, probes
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import NetworkProbe, NetworkUse, SegmentFigures, SegmentUse
-from testbed.relay.sockets import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
+from testbed.relay.sockets import MAX_PIECE_BYTES, SEGMENT, deliver_due, largest_piece, on_wire
 
 Item = Callable[[], None]
 """Called when its bytes have passed the segments."""
@@ -295,12 +295,7 @@ class _SegmentLoop:
         self._timer: asyncio.TimerHandle | None = None
 
     def advance(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for item in self.scheduler.pop_due(time.monotonic()):
-            item()
-        due = self.scheduler.next_due()
-        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self.advance)
+        self._timer = deliver_due(self.scheduler, self._timer, self.advance)
         self.changed.set()
         self.changed.clear()
 

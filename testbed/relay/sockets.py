@@ -13,12 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from agents.device.link import burst
+from agents.config import AccessLink, Way
+from agents.device.link import burst, queue_bytes
 from agents.device.link_measurement import Backlog
 from agents.wire.messages import QueueUse
 
@@ -84,23 +84,10 @@ SEGMENT = 1448
 _HEADERS = 66
 """Bytes that Ethernet, IP and TCP add to each packet."""
 _PACKET = SEGMENT + _HEADERS
-_QUEUE_SECONDS = 0.2
-"""Seconds of traffic at the link's rate, as in the kernel's queue (agents.device.link)."""
-_MIN_QUEUE_BYTES = 12 * _PACKET
 MAX_PIECE_BYTES = 64 * 1024
 """Maximum payload of an item, even on the fastest link."""
 _MAX_BYTES = 64 * 2**20
 """Maximum payload bytes in the pipe, in flight included, even without a rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    rate: int | None = None
-    """Rate on the wire, headers included, in bit/s; None if unlimited."""
-    delay: float = 0.0
-    """Seconds."""
-    jitter: float = 0.0
-    """Seconds. The delay of each item is uniform in delay ± jitter, but never below 0."""
 
 
 def largest_piece(rate: int | None) -> int:
@@ -124,17 +111,23 @@ class _QueuedItem(NamedTuple, Generic[T]):
 
 
 class LinkPipe(Generic[T]):
-    """Queue that delays items like one direction of a link.
+    """Queue that delays items like one direction of a link, but loses none.
 
-    Payloads should not be larger than `piece`. `uniform` returns random numbers in [0, 1). Times are
-    seconds of a monotonic clock.
+    Payloads should not be larger than `piece`. Times are seconds of a monotonic clock.
     """
 
     def __init__(
-        self, shape: Shape, uniform: Callable[[], float], count: Callable[[int], None] | None = None
+        self,
+        link: AccessLink,
+        way: Way,
+        uniform: Callable[[], float],
+        count: Callable[[int], None] | None = None,
     ) -> None:
-        """`count`: called with the bytes on the wire of each item that passes the bucket."""
-        self._shape = shape
+        """`uniform` returns random numbers in [0, 1). `count`: called with the bytes on the wire of each
+        item that passes the bucket."""
+        self._link, self._way = link, way
+        self.rate = link.rate(way)
+        """Rate on the wire, headers included, in bit/s; None if unlimited."""
         self._uniform = uniform
         self._count = count
         self._backlog = Backlog()
@@ -154,24 +147,16 @@ class LinkPipe(Generic[T]):
         """Due time of the item that passed the bucket last."""
 
     @property
-    def rate(self) -> int | None:
-        """bit/s; None if unlimited."""
-        return self._shape.rate
-
-    @property
     def piece(self) -> int:
         """Maximum payload bytes of an item: a full bucket has enough tokens for it."""
-        return largest_piece(self._shape.rate)
+        return largest_piece(self.rate)
 
     @property
     def is_full(self) -> bool:
         """True while the pipe has no room, or during an outage."""
         if not self._open:
             return True
-        rate = self._shape.rate
-        queue_full = rate is not None and self._queued >= max(
-            _MIN_QUEUE_BYTES, rate / 8 * _QUEUE_SECONDS
-        )
+        queue_full = self.rate is not None and self._queued >= queue_bytes(self.rate)
         return queue_full or self._held >= _MAX_BYTES
 
     @property
@@ -204,17 +189,15 @@ class LinkPipe(Generic[T]):
             times.append(self._pass_time(self._waiting[0]))
         return max(min(times), self._opened) if times else None
 
-    def change(self, shape: Shape, now: float) -> None:
+    def change(self, link: AccessLink, now: float) -> None:
         """Waiting items use the new rate; items in flight are due as before."""
         self._advance(now)
-        if shape.rate is not None:
-            depth = float(burst(shape.rate))
-            if self._shape.rate is not None:
-                depth = min(
-                    depth, burst(self._shape.rate), (now - self._empty_at) * self._shape.rate / 8
-                )
-            self._empty_at = now - 8 * depth / shape.rate
-        self._shape = shape
+        if (rate := link.rate(self._way)) is not None:
+            depth = float(burst(rate))
+            if self.rate is not None:
+                depth = min(depth, burst(self.rate), (now - self._empty_at) * self.rate / 8)
+            self._empty_at = now - 8 * depth / rate
+        self._link, self.rate = link, rate
         self._count_passed(now)
 
     def cut(self, now: float) -> None:
@@ -230,9 +213,9 @@ class LinkPipe(Generic[T]):
 
     def _pass_time(self, first: _QueuedItem[T]) -> float:
         earliest = max(first.at, self._opened)
-        if self._shape.rate is None:
+        if self.rate is None:
             return earliest
-        return max(earliest, self._empty_at + 8 * on_wire(first.size) / self._shape.rate)
+        return max(earliest, self._empty_at + 8 * on_wire(first.size) / self.rate)
 
     def _advance(self, now: float) -> None:
         while self._open and self._waiting and (passes := self._pass_time(self._waiting[0])) <= now:
@@ -242,7 +225,7 @@ class LinkPipe(Generic[T]):
             self._passed += wire
             if self._count is not None:
                 self._count(wire)
-            if (rate := self._shape.rate) is not None:
+            if (rate := self.rate) is not None:
                 # The bucket saves up at most its depth, or one item that is larger after a slowdown.
                 depth = max(burst(rate), wire)
                 self._empty_at = max(self._empty_at, passes - 8 * depth / rate) + 8 * wire / rate
@@ -254,12 +237,12 @@ class LinkPipe(Generic[T]):
     def _count_passed(self, now: float) -> None:
         """Nothing leaves the queue between two calls of `_advance`, so an item that waits after one
         waits until the next."""
-        self._backlog.read(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)
+        self._backlog.read(now, self._passed, math.inf if self._waiting else 0, self.rate)
 
     def _delay(self) -> float:
-        if not self._shape.jitter:
-            return self._shape.delay
-        return max(0.0, self._shape.delay + self._shape.jitter * (2 * self._uniform() - 1))
+        if not self._link.jitter:
+            return self._link.rtt / 2
+        return max(0.0, self._link.rtt / 2 + self._link.jitter * (2 * self._uniform() - 1))
 
 
 # Connections of each device; each direction of a connection goes through the pipes of its route.
@@ -296,26 +279,42 @@ class Lane(Protocol):
     async def wait_for_room(self) -> None: ...
 
 
+class Deliveries(Protocol):
+    def pop_due(self, now: float) -> list[Callable[[], None]]: ...
+
+    def next_due(self) -> float | None: ...
+
+
+def deliver_due(
+    queue: Deliveries, timer: asyncio.TimerHandle | None, again: Callable[[], None]
+) -> asyncio.TimerHandle | None:
+    """Deliver what is due. `timer`: the last one. Return the timer that calls `again` for the rest."""
+    if timer is not None:
+        timer.cancel()
+    for deliver in queue.pop_due(time.monotonic()):
+        deliver()
+    due = queue.next_due()
+    return None if due is None else asyncio.get_running_loop().call_at(due, again)
+
+
 class LinkLane(LinkPipe[Callable[[], None]]):
     """One direction of a link, shared by all its connections, in the relay's thread. Items are
     functions, called when they are due."""
 
     def __init__(
-        self, shape: Shape, uniform: Callable[[], float], count: Callable[[int], None] | None = None
+        self,
+        link: AccessLink,
+        way: Way,
+        uniform: Callable[[], float],
+        count: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(shape, uniform, count)
+        super().__init__(link, way, uniform, count)
         self._timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
 
     def advance(self) -> None:
         """Deliver what is due, and plan the next time. Call this after each change of the pipe."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for deliver in self.pop_due(time.monotonic()):
-            deliver()
-        due = self.next_due()
-        loop = asyncio.get_running_loop()
-        self._timer = None if due is None else loop.call_at(due, self.advance)
+        self._timer = deliver_due(self, self._timer, self.advance)
         if not self.is_full:
             self._room.set()  # wakes all waiters, in the order in which they came
             self._room.clear()

@@ -17,7 +17,7 @@ import psutil
 
 from agents import events
 from testbed import bundle
-from testbed.host import numerics
+from testbed.host import cpus
 from testbed.plan import Plan, PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
 from testbed.plan.features import PARTS
@@ -138,7 +138,7 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
-        "blas": numerics.blas(),
+        "blas": cpus.blas(),
         "processor": device_benchmark.processor(),
     }
 

@@ -24,7 +24,7 @@ from agents.rules.interface import Server
 from agents.texts import quantity
 from agents.wire import payloads
 from testbed.errors import BadInputError, RunFailedError
-from testbed.host import numerics
+from testbed.host import cpus
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 
@@ -66,7 +66,7 @@ def replay(directory: RunDirectory) -> ReplayResult:
     replay = _Replay(directory)
     user_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     try:
-        with numerics.one_blas_thread():  # as in the aggregator
+        with cpus.one_blas_thread():  # as in the aggregator
             return replay.run()
     except (RecordingError, payloads.WireError, ValueError, OSError) as error:
         raise BadInputError(f"cannot replay {directory.run}: {error}") from error

@@ -29,11 +29,6 @@ _START_TOLERANCE_SECONDS = 2.0
 derives start times from the wall clock, which may be adjusted."""
 
 
-def _run_id(name: str) -> str:
-    """`<topology name>-<date>-<time>-<4 hex digits>`, in local time."""
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
 class RunDirectory:
     """The folder `work/` is used only while the run is live, and is removed at the end."""
 
@@ -88,9 +83,11 @@ class RunDirectory:
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
-        """The id is one that no other run in `runs` has. Raises BadInputError."""
+        """The id, `<topology name>-<date>-<time>-<4 hex digits>` in local time, is one that no other run
+        in `runs` has. Raises BadInputError."""
         while True:
-            directory = cls((runs / _run_id(name)).resolve())
+            run = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            directory = cls((runs / run).resolve())
             directory._check_path()
             try:
                 directory.path.mkdir(parents=True)

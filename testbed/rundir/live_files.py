@@ -23,17 +23,15 @@ a second."""
 
 
 class _GrowingFile:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-
-    def skip_to_last(self, size: int) -> None:
-        """Lines that begin before the last `size` bytes are skipped."""
-        with suppress(FileNotFoundError), files.open_regular(self.path) as file:
-            file.seek(max(0, self.path.stat().st_size - size))
-            if file.tell():
-                file.readline()
-            self._offset = file.tell()
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """`last`: lines that begin before so many bytes at the end are skipped."""
+        self.path, self._offset = path, 0
+        if last is not None:
+            with suppress(FileNotFoundError), files.open_regular(path) as file:
+                file.seek(max(0, path.stat().st_size - last))
+                if file.tell():
+                    file.readline()
+                self._offset = file.tell()
 
     def read(self, most: int = -1) -> list[str]:
         """Complete lines in the next `most` bytes of the file (−1 for all bytes). An incomplete line is
@@ -52,9 +50,7 @@ def last_start(path: Path) -> events.RunStarted | None:
     """Start of the run's newest segment. Only the last MiB of `events.jsonl`, the file `path`, is
     searched. The result is None if the segment has not started yet, or if too many records follow its
     start."""
-    lines = _GrowingFile(path)
-    lines.skip_to_last(JUST_NOW)
-    for line in reversed(lines.read()):
+    for line in reversed(_GrowingFile(path, JUST_NOW).read()):
         if f'"{events.RunStarted.event}"' in line:
             with suppress(ValueError):
                 record = events.from_line(line)
@@ -69,9 +65,7 @@ class RecordFollower:
     def __init__(self, path: Path, last: int | None = None) -> None:
         """`last`: number of bytes before the end of the file at which to start reading."""
         self.path = path
-        self._lines = _GrowingFile(path)
-        if last is not None:
-            self._lines.skip_to_last(last)
+        self._lines = _GrowingFile(path, last)
 
     def read(self, most: int = -1) -> list[events.Record]:
         """Records added since the last call. An incomplete line is left for the next call.
@@ -91,9 +85,7 @@ class Samples:
 
     def __init__(self, path: Path, last: int | None = None) -> None:
         """`last`: number of bytes before the end of the file at which to start reading."""
-        self._lines = _GrowingFile(path)
-        if last is not None:
-            self._lines.skip_to_last(last)
+        self._lines = _GrowingFile(path, last)
         self.zero: float | None = None
         """Unix time at which the clock of the samples read so far was 0; None if unknown."""
 

@@ -37,7 +37,7 @@ from agents.wire import messages
 from agents.wire.messages import NetworkUse
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
-from testbed.host import numerics
+from testbed.host import cpus
 from testbed.host.processes import interrupting
 from testbed.plan import PlannedDevice, costs
 from testbed.plan.agent_configs import (
@@ -87,7 +87,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         with (
             frozen(),
             flat.unchanged_generators(),
-            numerics.one_blas_thread(),
+            cpus.one_blas_thread(),
             interrupting(spared=1) as interrupted,
         ):
             _simulation(spec, prepared, view, recorder).run(time.time(), interrupted)

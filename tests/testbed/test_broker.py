@@ -25,7 +25,7 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
-from agents.config import BrokerAccess
+from agents.config import WAYS, AccessLink, BrokerAccess
 from agents.mqtt import chunks
 from agents.mqtt.topics import AGGREGATOR, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
@@ -46,7 +46,7 @@ from testbed.broker import (
     write_mosquitto,
 )
 from testbed.broker.access import new_identity
-from testbed.relay.sockets import LinkLane, Relay, Shape
+from testbed.relay.sockets import LinkLane, Relay
 from testbed.runtimes.process.runtime import free_ports
 from tests.conftest import unavailable
 from tests.waiting import eventually
@@ -725,7 +725,8 @@ def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins
         connections = [Connection(logins(AGGREGATOR), [names.update("+"), names.status("+")], got.put)]
         for name in "ab":
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            near, own = logins(name), [LinkLane(Shape(2_000_000), random.random) for _ in range(2)]
+            near, link = logins(name), AccessLink(2_000_000, 2_000_000)
+            own = [LinkLane(link, way, random.random) for way in WAYS]
             relay.listen(listener, (near.host, near.port), own[:1], own[1:])
             lanes += own
             connections.append(

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from testbed.relay.sockets import SEGMENT, LinkPipe, Shape, on_wire
+from agents.config import AccessLink
+from testbed.relay.sockets import SEGMENT, LinkPipe, on_wire
 
 ONE = 8 * 1514 / 1e6
 """Seconds that a full packet takes at 1 Mbit/s: 12.112 ms."""
-MBIT = Shape(rate=1_000_000)
+MBIT = AccessLink(up=1_000_000)
 
 
-def pipe(shape: Shape, *draws: float) -> LinkPipe[str]:
+def pipe(link: AccessLink, *draws: float) -> LinkPipe[str]:
     """The random numbers come in turn."""
     drawn = iter(draws)
-    return LinkPipe(shape, lambda: next(drawn))
+    return LinkPipe(link, "up", lambda: next(drawn))
 
 
 def emptied(pipe: LinkPipe[str]) -> list[tuple[str, Any]]:
@@ -42,7 +43,7 @@ def test_bucket_passes_at_once_after_a_pause_and_then_the_rate_holds() -> None:
 
 def test_model_of_100_kb_takes_its_transfer_time() -> None:
     """At 2 Mbit/s: 70 packets of 12,112 bits, of which the bucket holds one."""
-    one = pipe(Shape(rate=2_000_000))
+    one = pipe(AccessLink(up=2_000_000))
     assert one.piece == SEGMENT
     sent, now = 0, 0.0
     while sent < 100_000:
@@ -57,12 +58,12 @@ def test_model_of_100_kb_takes_its_transfer_time() -> None:
 
 
 def test_fast_link_is_fed_in_pieces_of_2_ms() -> None:
-    assert pipe(Shape(rate=20_000_000)).piece == 3 * SEGMENT  # 5000 bytes
-    assert pipe(Shape(rate=10**10)).piece == pipe(Shape()).piece == 65_536
+    assert pipe(AccessLink(up=20_000_000)).piece == 3 * SEGMENT  # 5000 bytes
+    assert pipe(AccessLink(up=10**10)).piece == pipe(AccessLink()).piece == 65_536
 
 
 def test_delay_is_added_after_the_transfer_time() -> None:
-    one = pipe(Shape(rate=1_000_000, delay=0.1))
+    one = pipe(AccessLink(up=1_000_000, rtt=0.2))
     one.put("a", SEGMENT, 0.0)
     one.put("b", SEGMENT, 0.0)
     assert one.pop_due(0.05) == []
@@ -70,18 +71,18 @@ def test_delay_is_added_after_the_transfer_time() -> None:
 
 
 def test_jitter_is_uniform_and_keeps_the_order() -> None:
-    one = pipe(Shape(delay=0.1, jitter=0.02), 0.0, 1.0, 0.25)
+    one = pipe(AccessLink(rtt=0.2, jitter=0.02), 0.0, 1.0, 0.25)
     for item, at in (("a", 0.0), ("b", 1.0), ("c", 1.005)):
         one.put(item, 1, at)
     # 1.005 + 0.09 would overtake.
     assert emptied(one) == [("a", 0.08), ("b", 1.12), ("c", 1.12)]
-    one = pipe(Shape(delay=0.01, jitter=0.02), 0.0)
+    one = pipe(AccessLink(rtt=0.02, jitter=0.02), 0.0)
     one.put("a", 1, 3.0)
     assert emptied(one) == [("a", 3.0)], "a delay is never negative"
 
 
 def test_sender_blocks_when_200_ms_of_data_are_queued() -> None:
-    one = pipe(Shape(rate=8_000_000))  # 200,000 bytes: 132 packets are 199,848
+    one = pipe(AccessLink(up=8_000_000))  # 200,000 bytes: 132 packets are 199,848
     for _ in range(132):
         assert not one.is_full
         one.put("a", SEGMENT, 0.0)
@@ -93,7 +94,7 @@ def test_sender_blocks_when_200_ms_of_data_are_queued() -> None:
 
 
 def test_an_unlimited_link_holds_no_more_than_its_window() -> None:
-    one = pipe(Shape(delay=10.0))
+    one = pipe(AccessLink(rtt=20))
     for _ in range(1024):
         assert not one.is_full
         one.put("a", 65_536, 0.0)
@@ -104,15 +105,15 @@ def test_an_unlimited_link_holds_no_more_than_its_window() -> None:
 
 
 def test_new_rate_applies_to_queued_data_and_new_delay_to_later_data() -> None:
-    one = pipe(Shape(rate=1_000_000, delay=0.1))
+    one = pipe(AccessLink(up=1_000_000, rtt=0.2))
     for item in "abc":
         one.put(item, SEGMENT, 0.0)
-    one.change(Shape(rate=2_000_000, delay=0.5), ONE / 2)  # b's packet has half of its tokens
+    one.change(AccessLink(up=2_000_000, rtt=1), ONE / 2)  # b's packet has half of its tokens
     assert emptied(one) == [("a", 0.1), ("b", 0.5 + 0.75 * ONE), ("c", 0.5 + 1.25 * ONE)]
 
 
 def test_piece_larger_than_the_bucket_passes_at_the_slower_rate() -> None:
-    one = pipe(Shape(rate=24_224_000))  # 4 packets in 2 ms
+    one = pipe(AccessLink(up=24_224_000))  # 4 packets in 2 ms
     one.put("a", one.piece, 0.0)
     one.put("b", one.piece, 0.0)
     one.put("c", SEGMENT, 0.0)
@@ -122,15 +123,15 @@ def test_piece_larger_than_the_bucket_passes_at_the_slower_rate() -> None:
 
 @pytest.mark.parametrize("lifted", [False, True])
 def test_limit_can_be_added_or_removed(lifted: bool) -> None:
-    one = pipe(MBIT if lifted else Shape())
-    one.change(Shape() if lifted else MBIT, 1.0)
+    one = pipe(MBIT if lifted else AccessLink())
+    one.change(AccessLink() if lifted else MBIT, 1.0)
     for item in "ab":
         one.put(item, SEGMENT, 1.0)
     assert emptied(one) == [("a", 1.0), ("b", 1.0 if lifted else 1.0 + ONE)]
 
 
 def test_outage_queues_bytes_and_the_bucket_stays_bounded() -> None:
-    one = pipe(Shape(rate=1_000_000, delay=0.1))
+    one = pipe(AccessLink(up=1_000_000, rtt=0.2))
     for item in "ab":
         one.put(item, SEGMENT, 0.0)
     one.cut(0.001)  # a is under way

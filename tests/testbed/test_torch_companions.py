@@ -109,7 +109,7 @@ def test_pinned_torchvision_is_the_one_of_the_pinned_torch() -> None:
 
 
 def test_command_to_install_torchvision_keeps_the_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "_version_of_torch", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0+cpu")
     command = wheels.companions_command("torchvision>=0.20")
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in command
     assert command.endswith(f"'torchvision=={wheels.pinned_versions()['torchvision']}'")

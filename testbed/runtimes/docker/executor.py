@@ -30,7 +30,7 @@ from docker.errors import APIError, DockerException, NotFound
 from agents.node import isolation
 from agents.node.isolation import Endpoint
 from testbed.errors import HostError, from_os_error
-from testbed.host import docker_engine, kernel, numerics
+from testbed.host import cpus, docker_engine, kernel
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes.docker.specifications import (
@@ -135,7 +135,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         hostname=container.component,
         user=f"{container.user}:{container.group}",
         labels=dict(container.labels),
-        environment={**numerics.chosen_kernels(), **container.environment} or None,
+        environment={**cpus.chosen_kernels(), **container.environment} or None,
         ports=[*container.published, *container.public] or None,
         host_config=host_config,
         networking_config=networking,

@@ -43,7 +43,7 @@ from testbed import images
 from testbed.broker import BROKER, SOCKET, TLS_SOCKET
 from testbed.broker.access import PublicPort, new_identity
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, kernel, numerics
+from testbed.host import cpus, docker_engine, kernel
 from testbed.host.nodes import Node, local_swarm_nodes, manages_swarm, swarm_nodes
 from testbed.images import Images
 from testbed.plan import agent_configs
@@ -321,7 +321,7 @@ class SwarmRuntime:
         options = ServiceOptions(nodes=(f"node.id == {self._proxies.here}",), binds=True)
         aggregator = self._launch.aggregator
         # Not for the devices: their nodes may have other processors.
-        environment = {**numerics.chosen_kernels(), **aggregator.environment}
+        environment = {**cpus.chosen_kernels(), **aggregator.environment}
         servers = (self._launch.broker, replace(aggregator, environment=environment))
         made = {self._context.create(one, options): (one.component, 1) for one in servers}
         made |= self._node_agents.create(certificate)
