@@ -50,9 +50,9 @@ from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.specifications import COMPONENT_LABEL, RUN_LABEL
+from testbed.segments.simulated import SegmentTraffic
 from testbed.topology import Topology, parse
 from testbed.view import View
-from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.timing import DEVICE, LINK, EventQueue
 

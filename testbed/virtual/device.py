@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
 
+from agents import events
 from agents.client import core as client
 from agents.client.factory import Timing
 from agents.config import silence_timeout
+from agents.fields import FeatureAction
 from agents.pipeline.interface import SimulatedExchange
 from agents.rules.client_half import SavedVectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from agents.wire import payloads
-from testbed.virtual.energy import DeviceEnergy
 from testbed.virtual.network import Line
 from testbed.virtual.timing import ComputeTimes
 
@@ -36,6 +37,60 @@ class LazyTraining(Protocol):
 
     def request_result(self) -> None:
         """The result will be needed soon."""
+
+
+class VirtualHalf:
+    """A feature of one device, over all its restarts. The methods do nothing by default. Each is called
+    at device time `now`, those that return records with the records to write."""
+
+    def freeze(self, now: Nanoseconds) -> None: ...
+
+    def thaw(self, now: Nanoseconds) -> None: ...
+
+    def allows_start(self, now: Nanoseconds, *, joins: bool) -> bool:
+        """Whether the device has power to start. `joins`: it takes part in the run from now on."""
+        return True
+
+    def start(self, now: Nanoseconds, duration: Nanoseconds, *, is_frozen: bool) -> None:
+        """The client starts, which takes it `duration`."""
+
+    def stop(self, now: Nanoseconds) -> Iterable[events.Record]:
+        """The client's work ends."""
+        return ()
+
+    def leave(self, now: Nanoseconds) -> None:
+        """The device takes no part in the run until it joins again."""
+
+    def compute(self, now: Nanoseconds, duration: Nanoseconds, timed: Nanoseconds) -> None:
+        """From now on, the device computes for `duration`, in place of what it has computed. `timed`:
+        until the training ends, which may be later by the device's `timing`."""
+
+    def compute_more(self, now: Nanoseconds, duration: Nanoseconds) -> None:
+        """The device computes something more for `duration`."""
+
+    def set_share(self, now: Nanoseconds, share: float) -> None:
+        """`share`: host cores."""
+
+    def receive(self, now: Nanoseconds, dispatch: int, received: int, sent: int) -> None:
+        """`dispatch`: of the model; 0 for another message. `received`, `sent`: bytes of the message, and
+        of its acknowledgements."""
+
+    def send(self, now: Nanoseconds, sent: int, received: int) -> None:
+        """A message that is not an update. `sent`, `received`: bytes of the message, and of its
+        acknowledgements."""
+
+    def send_update(
+        self, now: Nanoseconds, sequence: int, sent: int, received: int
+    ) -> Iterable[events.Record]:
+        return ()
+
+    def begin_training(self, now: Nanoseconds, sequence: int, dispatch: int) -> Iterable[events.Record]:
+        """`sequence`: of the update that answers `dispatch`."""
+        return ()
+
+    def end_training(self, now: Nanoseconds) -> None: ...
+
+    def act(self, now: Nanoseconds, action: FeatureAction) -> None: ...
 
 
 _PATIENCE = from_seconds(silence_timeout())
@@ -114,13 +169,14 @@ class VirtualDevice:
     send buffer."""
     exchange: SimulatedExchange | None = None
     """Messages between clients, such as mask shares; None if the run has none."""
-    energy: DeviceEnergy | None = None
-    """The device's energy, over all its restarts; None if it is not counted."""
+    features: tuple[VirtualHalf, ...] = ()
     memory: SavedVectors | None = None
     """Vectors that the client would find on its disk after a restart."""
     alive: bool = True
     leaving: bool = False
     """True if the client has ended, and its last messages, such as its goodbye, have not yet arrived."""
+    restarts_with_power: bool = False
+    """Whether the device starts when its power returns."""
     next_life: Callable[[Nanoseconds], None] | None = None
     """Starts the device after it has left, if that was ordered while it was leaving."""
     frozen_at: Nanoseconds | None = None
@@ -160,15 +216,15 @@ class VirtualDevice:
 
     def freeze(self, now: Nanoseconds) -> None:
         self.frozen_at = now
-        if self.energy is not None:
-            self.energy.freeze(now)
+        for feature in self.features:
+            feature.freeze(now)
 
     def thaw(self, now: Nanoseconds) -> None:
         """Handles the messages that arrived during the pause."""
         self.lost_to_pauses += now - self.last_awake(now)
         self.frozen_at = None
-        if self.energy is not None:
-            self.energy.thaw(now)
+        for feature in self.features:
+            feature.thaw(now)
         release(self.held_by_pause)
 
     def plug(self, *, connected: bool) -> None:

@@ -7,7 +7,7 @@ with TCP, and so do the client's goodbye and the report that the client has ende
 If a device is disconnected or paused for too long, the broker drops its client: it is offline, its
 messages in flight are lost, and it is ready again as soon as packets pass.
 
-A device whose battery is too low powers off, as in a crash, and starts again when it is charged.
+A device without power powers off, as in a crash, and starts again when it has power.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, assert_never
 
+from agents import events
 from agents.device_actions import (
-    Action,
     Crash,
     DeviceAction,
     Disconnect,
@@ -29,16 +29,13 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
-    SetBackground,
     SetCpu,
     SetLink,
 )
-from agents.energy.messages import Charge, SetBattery, Unplug
+from agents.fields import FeatureAction
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
-from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import OngoingTraining, VirtualDevice, release
-from testbed.virtual.energy import DeviceEnergy
 
 
 class World(Protocol):
@@ -74,28 +71,18 @@ class World(Protocol):
     def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         """Make `work` the device's training in progress, and plan its end."""
 
-    def end_rounds(self, device: VirtualDevice) -> None:
-        """Record the energy of the rounds that are lost with the client."""
+    def stop_features(self, device: VirtualDevice) -> None:
+        """The client's work ends."""
 
-    def update_power(self, name: str) -> None:
-        """Power the device off or on if its battery requires it now."""
+    def check(self, name: str) -> None:
+        """Power the device off or on if its features require it now."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """All devices."""
+        ...
 
-def act_on_segment(
-    world: World, network: SegmentTraffic, name: str, action: Action, now: Nanoseconds
-) -> None:
-    match action:
-        case SetLink(changes):
-            network.change(name, changes)
-        case Disconnect() | Reconnect():
-            network.cut(name, is_cut=isinstance(action, Disconnect))
-        case SetBackground(on):
-            network.set_background(name, on=on)
-        case _:
-            raise ValueError(f"{action} does not apply to a segment")
-    for device in network.devices[name]:
-        world.device(device).release_if_free()
-        _update_reachability(world, device, world.device(device), now)
+    def write(self, record: events.Record) -> None: ...
 
 
 def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None:
@@ -107,22 +94,21 @@ def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None
             _set_share(world, device, cpu, now)
         case SetLink(changes):
             device.change_link(changes)
-            _update_reachability(world, name, device, now)
+            update_reachability(world, name, device, now)
         case Crash():
-            if device.energy is not None:  # a crash without power lasts beyond the return of the power
-                device.energy.restarts_with_power = False
+            device.restarts_with_power = False  # a crash without power lasts beyond its return
             if device.alive:
                 _crash(world, name, device)
         case Leave():
             if device.alive:
                 _leave(world, name, device, now)
-            if device.energy is not None:
-                device.energy.restarts_with_power = False
-                device.energy.set_present(now, present=False)
+            device.restarts_with_power = False
+            for feature in device.features:
+                feature.leave(now)
         case Restart() | Join():
             if device.leaving and isinstance(action, Join):
                 device.plug(connected=True)
-                _update_reachability(world, name, device, now)
+                update_reachability(world, name, device, now)
             if device.leaving:
                 device.next_life = partial(_start, world, name, device, action)
             elif not device.alive:
@@ -134,38 +120,27 @@ def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None
         case Resume():
             device.thaw(now)
             _come_back(world, name, device)
-            world.update_power(name)
+            world.check(name)
         case Disconnect() | Reconnect():
             device.plug(connected=isinstance(action, Reconnect))
-            _update_reachability(world, name, device, now)
-        case SetBattery() | Charge() | Unplug():
-            if device.energy is not None:
-                device.energy.act(now, action)
-                world.update_power(name)
-        case PowerOff() | PowerOn():
-            if device.energy is not None:
-                _switch_power(world, name, device, device.energy, now)
+            update_reachability(world, name, device, now)
+        case FeatureAction():
+            for feature in device.features:
+                feature.act(now, action)
+            world.check(name)
+        case PowerOff():
+            device.restarts_with_power = device.alive
+            if device.alive:
+                _crash(world, name, device)
+        case PowerOn():
+            if device.restarts_with_power:
+                device.restarts_with_power = False
+                _start(world, name, device, Restart(), now)
         case _:
             assert_never(action)
 
 
-def _switch_power(
-    world: World, name: str, device: VirtualDevice, energy: DeviceEnergy, now: Nanoseconds
-) -> None:
-    """A crash without power, or the start with power again."""
-    if energy.account.is_on:
-        if energy.restarts_with_power:
-            energy.restarts_with_power = False
-            _start(world, name, device, Restart(), now)
-        return
-    energy.restarts_with_power = device.alive
-    if energy.account.loses_memory:
-        device.memory = None
-    if device.alive:
-        _crash(world, name, device)
-
-
-def _update_reachability(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
+def update_reachability(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
     if device.is_cut_off:
         _fall_silent(world, name, device, now)
     else:
@@ -206,7 +181,7 @@ def _come_back(world: World, name: str, device: VirtualDevice) -> None:
 def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
     """The goodbye comes after the client's other messages. If the device is silent, the broker reports
     the end later."""
-    world.end_rounds(device)
+    world.stop_features(device)
     messages = [one.message() for one in device.core.leave(now)]
     if device.given_up:
         device.end()
@@ -227,7 +202,7 @@ def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
 def _crash(world: World, name: str, device: VirtualDevice) -> None:
     """If packets pass, the server learns at once that the device is offline; else when they pass again,
     or when the broker drops the client."""
-    world.end_rounds(device)
+    world.stop_features(device)
     device.end()
     if device.given_up:
         return
@@ -253,22 +228,19 @@ def _start(
 ) -> None:
     """`last`: the device's state when it ended. A pause or disconnection continues unless the device
     joins. A device without power starts when its power returns."""
-    energy = last.energy
-    if energy is not None:
-        if isinstance(action, Join):
-            energy.set_present(now, present=True)
-            world.update_power(name)
-        if not energy.account.is_on:
-            energy.restarts_with_power = True
-            if isinstance(action, Join):
+    joins = isinstance(action, Join)
+    for feature in last.features:
+        if not feature.allows_start(now, joins=joins):
+            last.restarts_with_power = True
+            if joins:
                 last.thaw(now)
                 last.plug(connected=True)
             return
-    if isinstance(action, Join) and not last.all_lost:
+    if joins and not last.all_lost:
         release(last.held_by_network)  # including the news of its last end
     device = world.new_device(name)
     device.all_lost = last.all_lost
-    if isinstance(action, Join):
+    if joins:
         device.line.plug(connected=True)
     else:
         device.unplugged = last.unplugged
@@ -281,12 +253,9 @@ def _start(
         world.report_status(name, "joining")
         world.report_status(name, "ready")
 
-    if energy is not None:
-        energy.thaw(now)
-        energy.compute(now, device.speed.starting())
-        if device.frozen_at is not None:
-            energy.freeze(now)
-        world.update_power(name)
+    for feature in device.features:
+        feature.start(now, device.speed.starting(), is_frozen=device.frozen_at is not None)
+    world.check(name)
     ready = now + device.speed.starting()
     world.call_at(ready, device, lambda: world.when_reachable(device, announce))
 
@@ -295,9 +264,9 @@ def _set_share(world: World, device: VirtualDevice, share: float, now: Nanosecon
     """Remaining steps of a training become slower or faster by the same factor as later ones. The
     minimum duration by `timing` stays."""
     factor = device.speed.set_share(share)
-    if device.energy is not None:
-        device.energy.set_share(now, share)
+    for feature in device.features:
+        feature.set_share(now, share)
     work, running = device.working_on, device.running_time(now)
     if work is not None and device.alive and work.end_time > running:
         world.set_work(device, work.slowed_down(running, factor))
-    world.update_power(device.name)
+    world.check(device.name)

@@ -208,7 +208,7 @@ class Direction:
 
     def _arrive(self) -> None:
         """Messages and changes by the callback wait until it returns. It may drop all messages, as when
-        its energy switches the device off."""
+        the device powers off."""
         _, then = self._messages.pop(0)
         self._reports = True
         then(self._arrival(self._events.now))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO
 
-from agents import events, random_generators, user_code
+from agents import events, features, random_generators, user_code
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Setup
@@ -22,7 +22,6 @@ from agents.client.training import make_trainer
 from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
 from agents.disturbances import Watchdog
-from agents.energy.messages import EnergySample
 from agents.models import flat
 from agents.models.flat import first_model
 from agents.models.vectors import Buffers, Vector
@@ -62,9 +61,8 @@ from testbed.rundir.directory import RunDirectory
 from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
-from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import VirtualDevice
-from testbed.virtual.energy import DeviceEnergy, FleetEnergy
+from testbed.virtual.features import FEATURES
 from testbed.virtual.module_state import refuse_hidden_state
 from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.simulation import Simulation
@@ -154,7 +152,7 @@ class FileRecorder:
             self.view.refresh(time.monotonic())
             self._due = time.monotonic() + _REFRESH_EVERY
 
-    def sample(self, sample: EnergySample | NetworkUse) -> None:
+    def sample(self, sample: features.Telemetry | NetworkUse) -> None:
         if self._telemetry is None:
             self._telemetry = self.directory.telemetry.open("ab")
         self._telemetry.write(messages.encode(sample) + b"\n")
@@ -199,12 +197,8 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     queue = EventQueue()
     cost = _step_cost(spec, prepared, task, view, w.size)
     model = run_id, schema, w, buffers
-    energy = {
-        device.name: DeviceEnergy(device, index)
-        for index, device in enumerate(_at_first(spec))
-        if device.energy is not None
-    }
-    fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view, energy)
+    fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view)
+    made = (part.make(spec, queue, fleet.network, recorder.sample) for part in FEATURES)
     evaluator = Evaluator(
         task, prepared.test, lambda _: None, start=start, parts=evaluation_parts(prepared, topology)
     )
@@ -222,21 +216,9 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         steps=action_steps(topology, spec.plan),
         absent=spec.plan.absent,
         idle=idle,
-        energy=FleetEnergy(energy, recorder.sample, settings.evaluate_every) if energy else None,
-        network=_traffic(spec, queue, fleet.network, recorder),
+        parts=[part for part in made if part is not None],
         evaluates_alone=evaluator.draws,
     )
-
-
-def _traffic(
-    spec: RunSpec, queue: EventQueue, network: VirtualNetwork, recorder: FileRecorder
-) -> SegmentTraffic | None:
-    """None if the run has no segments."""
-    plan = spec.plan
-    if not plan.segments:
-        return None
-    seed, below = spec.topology.seed, plan.devices_below
-    return SegmentTraffic(queue, network, plan.segments, below, seed, recorder.sample)
 
 
 class _Fleet:
@@ -252,14 +234,12 @@ class _Fleet:
         queue: EventQueue,
         model: tuple[str, str, Vector, Buffers],
         view: View,
-        energy: Mapping[str, DeviceEnergy],
     ) -> None:
         """`model`: run id, and schema, vector and buffers, from which the sizes of messages follow."""
         self._model = model
         self._sizes: dict[str, int] = {}
         """Bytes of an update on the wire, by the names of its pipeline steps."""
         self._spec = spec
-        self._energy = energy
         self._prepared = prepared
         self._side = side
         self._cost = cost
@@ -340,7 +320,6 @@ class _Fleet:
             patience=self._patience,
             update_size=self._update_size(setup.steps),
             exchange=next((one for one in exchanges if one is not None), None),
-            energy=self._energy.get(name),
             memory=memory,
         )
 

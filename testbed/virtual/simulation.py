@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -21,7 +21,7 @@ from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
 from agents.config import StopConditions
-from agents.device_actions import PowerOff, PowerOn, SetBackground, to_json
+from agents.device_actions import SetBackground, to_json
 from agents.models.vectors import Buffers, Vector
 from agents.pipeline.interface import SimulatedExchange, Wanted
 from agents.rules.interface import RequestUpdate, Server
@@ -30,9 +30,8 @@ from agents.wire import payloads
 from testbed.errors import RunFailedError
 from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
-from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import OngoingTraining, VirtualDevice
-from testbed.virtual.energy import DeviceEnergy, FleetEnergy
+from testbed.virtual.part import VirtualFleet
 from testbed.virtual.timing import ARRIVAL, DEVICE, LINK, SCENARIO, EventQueue
 
 _DEADLOCK = "nothing can happen: the rule waits for its clients, and the clients wait for the rule"
@@ -61,7 +60,7 @@ class Simulation:
     evaluate and train at the same time.
 
     `steps`: in the order of time. `absent`: at the start. `sizes`: bytes of a model and of an update.
-    `energy`: None if it is not counted. `network`: segments that devices share.
+    `parts`: features of the run.
     """
 
     def __init__(
@@ -81,12 +80,10 @@ class Simulation:
         absent: frozenset[str],
         idle: Sequence[str] = (),
         evaluates_alone: bool = False,
-        energy: FleetEnergy | None = None,
-        network: SegmentTraffic | None = None,
+        parts: Sequence[VirtualFleet] = (),
     ) -> None:
         self._events = queue
-        self._network = network
-        self._energy = energy
+        self._parts = parts
         self._core = core
         self._server = server
         self._make = devices
@@ -97,7 +94,7 @@ class Simulation:
         self._model_size, self._update_size = sizes
         self._steps = steps
         self._absent = absent
-        self._names = [*server.population, *idle]
+        self.names = [*server.population, *idle]
         self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, VirtualDevice] = {}
@@ -114,27 +111,24 @@ class Simulation:
         """Run until the end, or until `interrupted`. `wall_clock`: Unix seconds of the start. Raises
         RunFailedError if the run cannot end."""
         try:
-            unpowered = set() if self._energy is None else self._begin_energy(self._energy)
-            for name in self._names:
+            unpowered = {name for part in self._parts for name in part.begin(self)}
+            for name in self.names:
                 if name in self._absent or name in unpowered:
-                    self.new_device(name).alive = False  # until it joins, or its battery is charged
+                    device = self.new_device(name)
+                    device.alive = False  # until it joins, or has power
+                    device.restarts_with_power = name in unpowered
                 else:
                     self.report_status(name, "ready")
             self._plan_step()
             self._handle(inputs.Started(0, wall_clock, 0))
-            if self._network is not None:
-                self._network.start()
-            for name in filter(unpowered.__contains__, self._names):
-                self._write(events.Acted(0.0, name, "battery", 0.0, to_json(PowerOff())))
-            if self._energy is not None:
-                for name in self._energy.devices:
-                    self.update_power(name)
+            for part in self._parts:
+                part.start()
             self._instant()
             while not self._finished:
                 self._events.now = self._next()
                 self._instant()
-                if self._network is not None:
-                    self._network.record_use(at_end=self._finished)
+                for part in self._parts:
+                    part.record(at_end=self._finished)
                 self._recorder.pulse()
                 if interrupted():
                     self._handle(inputs.EndRequested(self._events.now, "interrupted"))
@@ -145,11 +139,9 @@ class Simulation:
     def _next(self) -> Nanoseconds:
         """Raises RunFailedError if the run cannot end."""
         timer, first = self._core.next_timer, self._events.next
-        fleet, network = self._energy, self._network
-        checks = 0 if fleet is None else fleet.checks
-        checks += 0 if network is None else network.idle_callbacks
-        if checks and len(self._events) == checks:
-            first = first if fleet is not None and fleet.switch_is_ahead else None
+        idle = sum([part.idle_callbacks for part in self._parts])
+        if idle and len(self._events) == idle and not any(part.will_act for part in self._parts):
+            first = None
         if first is not None:
             return first if timer is None else min(first, timer)
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
@@ -158,7 +150,7 @@ class Simulation:
             )
         if not (self._core.rule_waits or self._core.ended is not None or self._deadlocked):
             self._deadlocked = True
-            self._write(events.Note(to_seconds(self._events.now), f"from here on {_DEADLOCK}"))
+            self.write(events.Note(to_seconds(self._events.now), f"from here on {_DEADLOCK}"))
         return timer
 
     def _instant(self) -> None:
@@ -196,78 +188,43 @@ class Simulation:
         """Plans the next step, too."""
         now = self._events.now
         details = to_json(step.action)
-        self._write(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
-        if self._network is not None and step.device in self._network.devices:
-            faults.act_on_segment(self, self._network, step.device, step.action, now)
-        elif not isinstance(step.action, SetBackground):  # only segments have background traffic
+        self.write(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
+        is_done = any(part.act(step.device, step.action) for part in self._parts)
+        if not is_done and not isinstance(step.action, SetBackground):  # which no device has
             faults.act(self, step.device, step.action, now)
         self._plan_step()
 
-    def _begin_energy(self, fleet: FleetEnergy) -> set[str]:
-        """Return the devices that have no power at the start."""
-        unpowered = set()
-        for name, one in fleet.devices.items():
-            if name in self._absent:
-                one.set_present(0, present=False)
-            elif one.account.must_switch:
-                one.account.switch()
-                one.restarts_with_power = True
-                unpowered.add(name)
-        fleet.sample_all(0)
-        return unpowered
-
-    def _check_battery(self, fleet: FleetEnergy, one: DeviceEnergy, at: Nanoseconds) -> None:
-        fleet.checks -= 1
-        if one.check_at == at:  # else an earlier check was planned in its place
-            one.check_at = None
-            self.update_power(one.name)
-
     def _receives(self, device: VirtualDevice, size: int, dispatch: int = 0) -> bool:
-        """Count the energy of a message of `size` bytes. Return whether the device still has power."""
-        if device.energy is not None:
+        """A message of `size` bytes arrives. Return whether the device still has power."""
+        if device.features:
             there, back = device.line.bytes_of(size)
-            device.energy.receive(self._events.now, dispatch, there, back)
-            self.update_power(device.name)
+            for feature in device.features:
+                feature.receive(self._events.now, dispatch, there, back)
+            self.check(device.name)
         return device.alive
 
     def _sends(self, device: VirtualDevice, size: int, sequence: int | None = None) -> bool:
-        """Count the energy of a message of `size` bytes. `sequence`: of the update in it. Return whether
+        """A message of `size` bytes begins to be sent. `sequence`: of the update in it. Return whether
         the device still has power."""
-        if device.energy is not None:
+        if device.features:
             now, (there, back) = self._events.now, device.line.bytes_of(size)
-            if sequence is None:
-                device.energy.send(now, there, back)
-            elif record := device.energy.send_update(now, sequence, there, back):
-                self._write(record)
-            self.update_power(device.name)
+            for feature in device.features:
+                if sequence is None:
+                    feature.send(now, there, back)
+                else:
+                    self._write_all(feature.send_update(now, sequence, there, back))
+            self.check(device.name)
         return device.alive
 
     # The following methods implement `testbed.virtual.faults.World`.
 
-    def end_rounds(self, device: VirtualDevice) -> None:
-        if device.energy is not None:
-            for record in device.energy.stop(self._events.now):
-                self._write(record)
+    def stop_features(self, device: VirtualDevice) -> None:
+        for feature in device.features:
+            self._write_all(feature.stop(self._events.now))
 
-    def update_power(self, name: str) -> None:
-        """Power the device off or on if its battery requires it. Plan the next check."""
-        fleet, now = self._energy, self._events.now
-        if fleet is None or (one := fleet.devices.get(name)) is None:
-            return
-        one.advance(now)
-        if one.account.must_switch:
-            one.account.switch()
-            action = PowerOn() if one.account.is_on else PowerOff()
-            self._write(events.Acted(to_seconds(now), name, "battery", 0.0, to_json(action)))
-            faults.act(self, name, action, now)
-            fleet.sample(one, now)
-        fleet.sample_if_due(one, now)
-        ahead = one.account.outlook(one.work)
-        if ahead is not None and (one.check_at is None or ahead.at < one.check_at):
-            one.check_at = ahead.at
-            fleet.checks += 1
-            check = partial(self._check_battery, fleet, one, ahead.at)
-            self._events.plan(ahead.at, SCENARIO, 1 + one.index, check)  # after the scenario's steps
+    def check(self, name: str) -> None:
+        for part in self._parts:
+            part.check(name)
 
     def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         self._message(self._events.now, device, callback, to_device=True)
@@ -308,22 +265,25 @@ class Simulation:
 
     def new_device(self, name: str) -> VirtualDevice:
         device = self._devices[name] = self._make(name, self._devices.get(name))
+        halves = (part.half(name) for part in self._parts)
+        device.features = tuple(half for half in halves if half is not None)
         return device
 
     def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         device.working_on = work
         work.training.due = work.end_time
         now = self._events.now
-        if (energy := device.energy) is not None:
-            until = work.end_time if energy.runs_while_timed else work.computed
-            energy.compute(now, max(0, until - device.running_time(now)))
-            self.update_power(device.name)
+        if device.features:
+            at = device.running_time(now)
+            for feature in device.features:
+                feature.compute(now, max(0, work.computed - at), max(0, work.end_time - at))
+            self.check(device.name)
 
         def end() -> None:
             if device.working_on is work:  # else it was interrupted, or its speed has changed
                 training = work.training
-                if energy is not None:
-                    energy.end_training(self._events.now)
+                for feature in device.features:
+                    feature.end_training(self._events.now)
                 trained = client.Trained(
                     training.outcome, training.steps, work.started, self._events.now
                 )
@@ -388,9 +348,13 @@ class Simulation:
         finally:
             self._handling = False
 
-    def _write(self, record: events.Record) -> None:
+    def write(self, record: events.Record) -> None:
         """Make the core record an event that it cannot observe itself."""
         self._handle(inputs.Written.from_record(record))
+
+    def _write_all(self, records: Iterable[events.Record]) -> None:
+        for record in records:
+            self.write(record)
 
     def _execute(self, action: act.Action) -> None:
         match action:
@@ -408,15 +372,15 @@ class Simulation:
             case act.AskForShares(name, number, updates):
                 self._ask_for_shares(self.device(name), number, updates)
             case act.Evaluate(version):
-                if self._energy is not None:
-                    self._energy.sample_all(self._events.now)
+                for part in self._parts:
+                    part.sample()
                 self._submit_evaluation(version)
             case act.Save(version, final):
                 self._recorder.save(version, self._server.w, self._server.buffers, final=final)
             case act.StopClients():
                 self._events.clear()
-                if self._energy is not None:
-                    self._end_energy(self._energy)
+                for part in self._parts:
+                    part.end()
                 self._hand_in_evaluation()
             case act.EndInstant():
                 self._has_deferred = True
@@ -445,10 +409,6 @@ class Simulation:
             lambda now: device.core.on_model(model, now),
             model.dispatch,
         )
-
-    def _end_energy(self, fleet: FleetEnergy) -> None:
-        fleet.checks = 0
-        fleet.sample_all(self._events.now)
 
     def _download(
         self,
@@ -501,10 +461,8 @@ class Simulation:
 
     def _train(self, device: VirtualDevice, wanted: client.Train) -> None:
         model, sequence = wanted.model, wanted.sequence
-        if device.energy is not None:
-            now = self._events.now
-            for record in device.energy.begin_training(now, sequence, model.dispatch):
-                self._write(record)
+        for feature in device.features:
+            self._write_all(feature.begin_training(self._events.now, sequence, model.dispatch))
         device.timing.begin()
         training = device.trainings[sequence] = device.train(wanted)
         device.trainings.pop(sequence - 2, None)  # replaced in the send buffer by its successor
@@ -544,9 +502,10 @@ class Simulation:
         at, work = device.running_time(self._events.now), device.working_on
         if duration and work is not None and work.end_time > at:
             self.set_work(device, work.delayed(at, duration))
-        elif duration and device.energy is not None:
-            device.energy.compute_more(self._events.now, duration)
-            self.update_power(device.name)
+        elif duration and device.features:
+            for feature in device.features:
+                feature.compute_more(self._events.now, duration)
+            self.check(device.name)
 
     def _pass_on(self, sender: VirtualDevice, size: int, recipient: str, dispatch: int) -> None:
         """Send `size` bytes to another client, over the lines of both."""

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.config import AccessLink, Background, DrawnDuration, LocalTraining, Segment
+from agents.device_actions import SetBackground
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire.messages import NetworkUse
 from testbed.plan import PlannedDevice
-from testbed.virtual.background import SegmentTraffic
+from testbed.segments.simulated import SegmentTraffic
 from testbed.virtual.fair_shares import FairShares, Pipe
 from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.timing import SCENARIO, EventQueue
@@ -40,7 +41,12 @@ class Uploads:
         self.used: list[NetworkUse] = []
         self.arrivals: dict[str, float] = {}
         self.traffic = SegmentTraffic(
-            self.queue, self.network, {one.name: one for one in segments}, {}, 0, self.used.append
+            self.queue,
+            self.network,
+            {one.name: one for one in segments},
+            {one.name: () for one in segments},
+            0,
+            self.used.append,
         )
 
     def send(self, at: float, device: PlannedDevice, size: int) -> None:
@@ -71,7 +77,7 @@ def test_two_levels_limit_each_device_where_it_is_slowest() -> None:
         uploads.send(0.0, _device(name, cell, backhaul), 10 * 125)
     uploads.send(0.0, _device("c", backhaul), 40 * 125)
     assert uploads.play() == {"a": 2.0, "b": 2.0, "c": 2.0}
-    uploads.traffic.record_use(at_end=True)
+    uploads.traffic.record(at_end=True)
     (use,) = uploads.used
     assert use.seconds == 2.0
     assert {one.segment: dict(one.devices) for one in use.segments} == {
@@ -138,9 +144,9 @@ def test_constant_background_takes_its_rate_first() -> None:
     uploads = Uploads(cell)
     uploads.traffic.start()
     uploads.send(0.0, _device("a", cell), 20 * 125)
-    uploads.at(2.0, lambda: uploads.traffic.set_background("cell", on=False))
+    uploads.at(2.0, lambda: uploads.traffic.act("cell", SetBackground(on=False)))
     assert uploads.play() == {"a": 3.0}
-    uploads.traffic.record_use(at_end=True)
+    uploads.traffic.record(at_end=True)
     (one,) = uploads.used[0].segments
     assert (dict(one.devices), one.background) == ({"a": 20 * 125}, 10 * 125)
 
@@ -173,7 +179,7 @@ def test_flows_share_like_devices_and_end_when_switched_off() -> None:
     uploads = Uploads(cell)
     uploads.traffic.start()
     uploads.send(0.0, _device("a", cell), 10 * 125)
-    uploads.at(0.5, lambda: uploads.traffic.set_background("cell", on=False))
+    uploads.at(0.5, lambda: uploads.traffic.act("cell", SetBackground(on=False)))
     arrived = uploads.play(3.0)["a"]
     assert 1.3 < arrived < 1.5  # almost nothing until 0.5 s
     assert uploads.traffic.planned == 1
@@ -186,7 +192,7 @@ def test_background_transfers_have_packet_headers_as_on_emulated_links(packets: 
     uploads = Uploads(Segment("cell", up=1_000 * KBIT, background=(flows,)), packets=packets)
     uploads.traffic.start()
     uploads.play(60.0)
-    uploads.traffic.record_use(at_end=True)
+    uploads.traffic.record(at_end=True)
     count, rest = divmod(uploads.used[0].segments[0].background, wire)
     assert (rest, count > 10) == (0, True)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from agents import events
 from agents.device_actions import (
     Crash,
     DeviceAction,
@@ -75,11 +76,17 @@ class World:
         else:
             passes()
 
-    def end_rounds(self, device: VirtualDevice) -> None:
-        """Do nothing: no energy is counted."""
+    @property
+    def names(self) -> Sequence[str]:
+        return ["a"]
 
-    def update_power(self, name: str) -> None:
-        """Do nothing: no energy is counted."""
+    def stop_features(self, device: VirtualDevice) -> None:
+        """Do nothing: the devices have no features."""
+
+    def check(self, name: str) -> None:
+        """Do nothing: the devices have no features."""
+
+    def write(self, record: events.Record) -> None: ...
 
     def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         def due() -> None:

@@ -17,14 +17,15 @@ from agents.config import LocalTraining
 from agents.device_actions import DeviceAction, PowerOff, PowerOn
 from agents.energy import EnergyConfig, femtojoules, to_joules
 from agents.energy.messages import RoundEnergy
+from testbed.energy import simulated
+from testbed.energy.simulated import DeviceEnergy, FleetEnergy
 from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.run import preparing, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
-from testbed.virtual import faults, run
-from testbed.virtual.energy import DeviceEnergy, FleetEnergy
+from testbed.virtual import faults
 
 MODEL = 2600
 """Bytes of a message with a model, at most."""
@@ -90,7 +91,7 @@ class Runner:
             return self._fleets[-1]
 
         monkeypatch.setattr(faults, "act", spy)
-        monkeypatch.setattr(run, "FleetEnergy", make)
+        monkeypatch.setattr(simulated, "FleetEnergy", make)
 
     def __call__(
         self,
@@ -420,15 +421,14 @@ def test_round_is_lost_when_its_update_is_replaced_in_the_send_buffer() -> None:
         one.end_training(10 * sequence + 5)
     (lost,) = one.begin_training(30, 3, dispatch=3)
     assert (lost.dispatch, lost.outcome) == (1, "lost")
-    sent = one.send_update(40, 2, sent=1, received=0)
-    assert sent is not None
+    (sent,) = one.send_update(40, 2, sent=1, received=0)
     assert sent.dispatch == 2
 
 
 def test_work_that_comes_in_a_pause_is_done_after_it() -> None:
     """40 ns of 100 are done before the pause; 50 more come in it."""
     one = _device_energy()
-    one.compute(0, 100)
+    one.compute(0, 100, 100)
     one.freeze(40)
     one.compute_more(60, 50)
     one.thaw(1_000)

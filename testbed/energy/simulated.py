@@ -12,14 +12,28 @@ rounds that were sent or lost, of those in progress, and of the rest is the cons
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+from agents import events
+from agents.device_actions import PowerOff, PowerOn, to_json
 from agents.energy import EnergyAccount, Femtojoules, to_joules, to_watts
 from agents.energy.init import figures_of
 from agents.energy.messages import Charge, EnergySample, RoundEnergy, SetBattery, Unplug
-from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
+from agents.fields import FeatureAction
+from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
+from testbed.plan.agent_configs import RunSpec
+from testbed.virtual import faults
+from testbed.virtual.device import VirtualHalf
+from testbed.virtual.faults import World
+from testbed.virtual.network import VirtualNetwork
+from testbed.virtual.part import VirtualFleet, Write
+from testbed.virtual.timing import SCENARIO, EventQueue
+
+_SOURCE = "battery"
+"""Source of power-offs and returns in the records."""
 
 
 @dataclass(slots=True)
@@ -30,18 +44,21 @@ class _OpenRound:
     energy: Femtojoules
 
 
-class DeviceEnergy:
-    """Energy of one device, over all its restarts. `index`: position of the device in device order."""
+class DeviceEnergy(VirtualHalf):
+    """Energy of one device, over all its restarts. `index`: position of the device in device order.
+    `check`: as of FleetEnergy."""
 
-    def __init__(self, device: PlannedDevice, index: int) -> None:
+    def __init__(
+        self, device: PlannedDevice, index: int, check: Callable[[str], None] = lambda _: None
+    ) -> None:
         assert device.energy is not None  # noqa: S101  (only such devices have an account)
         self.name = device.name
         self.index = index
+        self._check = check
         self.account = EnergyAccount(device.energy, device.cpu)
-        self.runs_while_timed = device.cpu is None and device.gflops is None
+        self._runs_while_timed = device.cpu is None and device.gflops is None
         """True if nothing is known of the device's speed but its `timing`: then it computes during all
         of that."""
-        self.restarts_with_power = False
         self.check_at: Nanoseconds | None = None
         """Device time of the planned check of the battery."""
         self.idle: Femtojoules = 0
@@ -96,8 +113,10 @@ class DeviceEnergy:
 
     # Computation
 
-    def compute(self, now: Nanoseconds, duration: Nanoseconds) -> None:
-        """Replaces what the device has computed."""
+    def compute(self, now: Nanoseconds, duration: Nanoseconds, timed: Nanoseconds) -> None:
+        self._compute(now, timed if self._runs_while_timed else duration)
+
+    def _compute(self, now: Nanoseconds, duration: Nanoseconds) -> None:
         self.advance(now)
         if self._left is None:
             self._busy_until = now + duration
@@ -105,9 +124,14 @@ class DeviceEnergy:
             self._left = duration
 
     def compute_more(self, now: Nanoseconds, duration: Nanoseconds) -> None:
-        """Adds to what the device computes."""
         left = max(0, self._busy_until - now) if self._left is None else self._left
-        self.compute(now, left + duration)
+        self._compute(now, left + duration)
+
+    def start(self, now: Nanoseconds, duration: Nanoseconds, *, is_frozen: bool) -> None:
+        self.thaw(now)
+        self._compute(now, duration)
+        if is_frozen:
+            self.freeze(now)
 
     def freeze(self, now: Nanoseconds) -> None:
         self.advance(now)
@@ -128,8 +152,6 @@ class DeviceEnergy:
     # Rounds
 
     def receive(self, now: Nanoseconds, dispatch: int, received: int, sent: int) -> None:
-        """`dispatch`: of the model; 0 for another message. `received`, `sent`: bytes of the message, and
-        of its acknowledgements."""
         self.advance(now)
         energy = self.account.transfer(sent=sent, received=received)
         if dispatch:
@@ -138,8 +160,6 @@ class DeviceEnergy:
             self.idle += energy
 
     def send(self, now: Nanoseconds, sent: int, received: int) -> None:
-        """Count a message that is not an update. `sent`, `received`: bytes of the message, and of its
-        acknowledgements."""
         self.advance(now)
         self.idle += self.account.transfer(sent=sent, received=received)
 
@@ -160,16 +180,14 @@ class DeviceEnergy:
 
     def send_update(
         self, now: Nanoseconds, sequence: int, sent: int, received: int
-    ) -> RoundEnergy | None:
-        """None if the round has ended."""
+    ) -> Iterator[RoundEnergy]:
         self.advance(now)
         energy = self.account.transfer(sent=sent, received=received)
         done = self._rounds.pop(sequence, None)
         self._assign(done, energy)
-        if done is None:
-            return None
-        self._training = None if done is self._training else self._training
-        return self._close(now, done, "lost" if self.account.must_switch else "sent")
+        if done is not None:
+            self._training = None if done is self._training else self._training
+            yield self._close(now, done, "lost" if self.account.must_switch else "sent")
 
     def stop(self, now: Nanoseconds) -> Iterator[RoundEnergy]:
         """Yield records of the rounds that are lost by the end of the client's work."""
@@ -200,9 +218,19 @@ class DeviceEnergy:
 
     # Battery
 
-    def act(self, now: Nanoseconds, action: SetBattery | Charge | Unplug) -> None:
-        self.advance(now)
-        self.account.act(action)
+    def act(self, now: Nanoseconds, action: FeatureAction) -> None:
+        if isinstance(action, SetBattery | Charge | Unplug):
+            self.advance(now)
+            self.account.act(action)
+
+    def leave(self, now: Nanoseconds) -> None:
+        self.set_present(now, present=False)
+
+    def allows_start(self, now: Nanoseconds, *, joins: bool) -> bool:
+        if joins:
+            self.set_present(now, present=True)
+            self._check(self.name)
+        return self.account.is_on
 
     def set_present(self, now: Nanoseconds, *, present: bool) -> None:
         """An absent device consumes nothing."""
@@ -232,35 +260,105 @@ class DeviceEnergy:
         return self._sampled[0] == now
 
 
-class FleetEnergy:
-    """`write`: writes a sample. `every`: nanoseconds between two samples of a device to which something
-    happens."""
+class FleetEnergy(VirtualFleet):
+    """`absent`: devices that join during the run. `write`: writes a sample. `every`: nanoseconds between
+    two samples of a device to which something happens."""
 
     def __init__(
         self,
-        devices: Mapping[str, DeviceEnergy],
+        devices: Iterable[tuple[int, PlannedDevice]],
+        absent: frozenset[str],
+        queue: EventQueue,
         write: Callable[[EnergySample], None],
         every: Nanoseconds = SECOND,
     ) -> None:
-        self.devices = devices
+        self.devices = {
+            device.name: DeviceEnergy(device, index, self.check) for index, device in devices
+        }
+        self._absent = absent
+        self._queue = queue
         self._write = write
         self._every = every
-        self.checks = 0
+        self._checks = 0
         """Checks of batteries in the event queue, with those that are not needed any more."""
 
-    def sample(self, one: DeviceEnergy, now: Nanoseconds) -> None:
+    def begin(self, world: World) -> Collection[str]:
+        self._world = world
+        self._unpowered = set()
+        for name, one in self.devices.items():
+            if name in self._absent:
+                one.set_present(0, present=False)
+            elif one.account.must_switch:
+                one.account.switch()
+                self._unpowered.add(name)
+        self.sample()
+        return self._unpowered
+
+    def start(self) -> None:
+        for name in filter(self._unpowered.__contains__, self._world.names):
+            self._world.write(events.Acted(0.0, name, _SOURCE, 0.0, to_json(PowerOff())))
+        for name in self.devices:
+            self.check(name)
+
+    def half(self, name: str) -> VirtualHalf | None:
+        return self.devices.get(name)
+
+    def check(self, name: str) -> None:
+        """Power the device off or on if its battery requires it. Plan the next check."""
+        if (one := self.devices.get(name)) is None:
+            return
+        now = self._queue.now
+        one.advance(now)
+        if one.account.must_switch:
+            self._switch(one, now)
+        if one.is_sample_due(now, self._every):
+            self._write(one.sample(now))
+        ahead = one.account.outlook(one.work)
+        if ahead is not None and (one.check_at is None or ahead.at < one.check_at):
+            one.check_at = ahead.at
+            self._checks += 1
+            due = partial(self._due, one, ahead.at)
+            self._queue.plan(ahead.at, SCENARIO, 1 + one.index, due)  # after the scenario's steps
+
+    def _switch(self, one: DeviceEnergy, now: Nanoseconds) -> None:
+        one.account.switch()
+        action = PowerOn() if one.account.is_on else PowerOff()
+        self._world.write(events.Acted(to_seconds(now), one.name, _SOURCE, 0.0, to_json(action)))
+        if one.account.loses_memory and not one.account.is_on:
+            self._world.device(one.name).memory = None
+        faults.act(self._world, one.name, action, now)
         self._write(one.sample(now))
 
-    def sample_if_due(self, one: DeviceEnergy, now: Nanoseconds) -> None:
-        if one.is_sample_due(now, self._every):
-            self.sample(one, now)
-
-    def sample_all(self, now: Nanoseconds) -> None:
-        for one in self.devices.values():
-            if not one.is_sampled_at(now):
-                self.sample(one, now)
+    def _due(self, one: DeviceEnergy, at: Nanoseconds) -> None:
+        self._checks -= 1
+        if one.check_at == at:  # else an earlier check was planned in its place
+            one.check_at = None
+            self.check(one.name)
 
     @property
-    def switch_is_ahead(self) -> bool:
-        """True if any device powers off or returns while nothing else happens."""
+    def idle_callbacks(self) -> int:
+        return self._checks
+
+    @property
+    def will_act(self) -> bool:
         return any(one.switches_eventually() for one in self.devices.values())
+
+    def sample(self) -> None:
+        now = self._queue.now
+        for one in self.devices.values():
+            if not one.is_sampled_at(now):
+                self._write(one.sample(now))
+
+    def end(self) -> None:
+        self._checks = 0
+        self.sample()
+
+
+def make_fleet(
+    spec: RunSpec, queue: EventQueue, _network: VirtualNetwork, write: Write
+) -> FleetEnergy | None:
+    devices = [(k, one) for k, one in enumerate(spec.plan.devices) if one.energy is not None]
+    if not devices:
+        return None
+    every = from_seconds(spec.topology.evaluate.every)
+    return FleetEnergy(devices, spec.plan.absent, queue, write, every)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from agents.config import Background, Segment, path_of
+from agents.device_actions import Action, Disconnect, Reconnect, SetBackground, SetLink
 from agents.links import background
 from agents.mqtt.topics import ROUTER
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire.messages import NetworkUse, SegmentUse
+from testbed.plan.agent_configs import RunSpec
 from testbed.virtual.fair_shares import Pipe, Transfer
+from testbed.virtual.faults import World, update_reachability
 from testbed.virtual.network import VirtualNetwork
+from testbed.virtual.part import VirtualFleet, Write
 from testbed.virtual.timing import LINK, EventQueue
 
 _USE_EVERY: Nanoseconds = SECOND
 """Minimum nanoseconds between two records of the segments' use."""
 
 
-class SegmentTraffic:
+class SegmentTraffic(VirtualFleet):
     def __init__(
         self,
         queue: EventQueue,
@@ -26,12 +30,12 @@ class SegmentTraffic:
         segments: Mapping[str, Segment],
         devices: Mapping[str, Sequence[str]],
         seed: int,
-        record: Callable[[NetworkUse], None],
+        write: Callable[[NetworkUse], None],
     ) -> None:
         """`segments`: a parent comes before its children. `devices`: segment -> the devices below it.
-        `record`: called with the use of the segments."""
+        `write`: called with the use of the segments."""
         self.events, self.network = queue, network
-        self._record = record
+        self._write = write
         self.devices = devices
         self._recorded: Nanoseconds = 0
         """Time up to which the use of the segments is recorded."""
@@ -43,23 +47,33 @@ class SegmentTraffic:
             for name, segment in segments.items()
         }
 
+    def begin(self, world: World) -> Collection[str]:
+        self._world = world
+        return ()
+
     def start(self) -> None:
         for sources in self._sources.values():
             for source in sources:
                 source.plan_next()
 
-    def set_background(self, segment: str, *, on: bool) -> None:
-        """Transfers in progress end at once when it is switched off."""
-        for source in self._sources[segment]:
-            source.switch(on=on)
-
-    def change(self, segment: str, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.Segment`, also for messages in flight."""
-        self.network.change(segment, changes)
-
-    def cut(self, segment: str, *, is_cut: bool) -> None:
-        """Messages in flight wait while the segment is cut."""
-        self.network.cut(segment, is_cut=is_cut)
+    def act(self, name: str, action: Action) -> bool:
+        if name not in self.devices:
+            return False
+        match action:
+            case SetLink(changes):  # also for messages in flight
+                self.network.change(name, changes)
+            case Disconnect() | Reconnect():  # messages in flight wait while the segment is cut
+                self.network.cut(name, is_cut=isinstance(action, Disconnect))
+            case SetBackground(on):  # transfers in progress end at once when it is switched off
+                for source in self._sources[name]:
+                    source.switch(on=on)
+            case _:
+                raise ValueError(f"{action} does not apply to a segment")
+        for below in self.devices[name]:
+            device = self._world.device(below)
+            device.release_if_free()
+            update_reachability(self._world, below, device, self.events.now)
+        return True
 
     @property
     def idle_callbacks(self) -> int:
@@ -74,7 +88,7 @@ class SegmentTraffic:
         )
         return self.planned if is_idle else 0
 
-    def record_use(self, *, at_end: bool = False) -> None:
+    def record(self, *, at_end: bool) -> None:
         """Record the use since the last record, if this is due or `at_end`, and anything has passed."""
         now, since = self.events.now, self._recorded
         if now == since or (now - since < _USE_EVERY and not at_end):
@@ -90,7 +104,7 @@ class SegmentTraffic:
                 if other or any(devices.values()):
                     found.append(SegmentUse(name, way, devices, other))
         if found:
-            self._record(NetworkUse(ROUTER, to_seconds(now), to_seconds(now - since), found))
+            self._write(NetworkUse(ROUTER, to_seconds(now), to_seconds(now - since), found))
 
     def _source(
         self, one: Background, name: str, segments: Mapping[str, Segment], seed: int
@@ -146,3 +160,12 @@ class _TrafficSource:
             for transfer in self._transfers.values():
                 self._shares.leave(transfer)
             self._transfers.clear()
+
+
+def make_fleet(
+    spec: RunSpec, queue: EventQueue, network: VirtualNetwork, write: Write
+) -> SegmentTraffic | None:
+    plan = spec.plan
+    if not plan.segments:
+        return None
+    return SegmentTraffic(queue, network, plan.segments, plan.devices_below, spec.topology.seed, write)

@@ -1,0 +1,9 @@
+"""Features that take part in virtual time, in the order in which they start."""
+
+from __future__ import annotations
+
+from testbed.energy import simulated as energy
+from testbed.segments import simulated as segments
+from testbed.virtual.part import VirtualPart
+
+FEATURES: tuple[VirtualPart, ...] = (VirtualPart(segments.make_fleet), VirtualPart(energy.make_fleet))
