@@ -21,7 +21,7 @@ from agents.timing.durations import DISTRIBUTIONS, DurationDistribution, sampler
 # `constant`, `on_off` and `trace` are rates that do not react to congestion. `flows` are transfers that
 # arrive at random and share the link with the devices. A loop that sends them asks
 # `agents.links.background`. To add a kind, write a dataclass here, add it to KINDS, and write its
-# settings in `testbed.topology.network`.
+# settings in `testbed.segments.schema`.
 #
 # All times and rates are in device time. Nothing here reads a clock.
 

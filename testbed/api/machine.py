@@ -28,9 +28,9 @@ from testbed.host.gpus import Gpus, survey
 from testbed.host.nodes import LEAST_ENGINE, manages_swarm
 from testbed.images import DEBIAN_IMAGE, Images, building, wheels
 from testbed.images.building import StoredImage
+from testbed.real_devices.schema import is_destination
 from testbed.speed import Calibration
 from testbed.speed import calibrate as measured
-from testbed.topology.real_devices import is_destination
 from testbed.view import View
 
 Status = Literal["ok", "warn", "missing"]

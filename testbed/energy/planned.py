@@ -12,9 +12,10 @@ from agents.config import DeviceConfig
 from agents.energy import BatteryConfig, ChargerConfig, EnergyAccount, EnergyConfig, microwatts
 from agents.texts import name_list
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
-from testbed.topology import Topology, energy, scenario
+from testbed.energy import schema
+from testbed.energy.schema import PowerFigures
+from testbed.topology import Topology, scenario
 from testbed.topology.devices import DeviceGroup
-from testbed.topology.energy import PowerFigures
 from testbed.topology.profiles import DeviceProfile
 from testbed.topology.scenario import ScenarioEntry
 from testbed.topology.yamlfile import Problem, Where
@@ -36,7 +37,7 @@ def files(topology: Topology) -> Iterator[FileToRead]:
         charger = None if group.energy is None else group.energy.charger
         if charger is not None and charger.trace is not None:
             where: Where = ("devices", index, "energy", "charger", "trace")
-            yield where, charger, partial(energy.read_trace, charger)
+            yield where, charger, partial(schema.read_trace, charger)
 
 
 def with_energy(device: PlannedDevice, group: DeviceGroup, catalog: Catalog) -> PlannedDevice:

@@ -24,8 +24,11 @@ from testbed.plan.machines import (
     place,
 )
 from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers, RealLimits
-from testbed.topology import Topology, link_traces, network, scenario
-from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, TransferSettings
+from testbed.segments.schema import to_segments
+from testbed.topology import Topology, link_traces, scenario
+from testbed.topology.devices import DeviceGroup
+from testbed.topology.fields import DEFAULT_MEMORY
+from testbed.topology.links import TransferSettings
 from testbed.topology.yamlfile import Problem
 from testbed.traits import Traits, traits
 
@@ -57,7 +60,7 @@ def plan(
     found = traits(runtime)
     message = costs.message_memory(catalog.model, topology.rule.build().client_side)
     reserved = costs.server_memory(message, len(topology.device_names))
-    segments = network.to_segments(topology.segments, catalog.series)
+    segments = to_segments(topology.segments, catalog.series)
     groups = _groups(topology, found, host, catalog, reserved, segments)
     problems = [problem for part in PARTS for problem in part.refusals(topology, runtime, host)]
     made = Plan(

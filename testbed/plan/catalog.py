@@ -20,11 +20,11 @@ from testbed.plan import model_check
 from testbed.plan.features import PARTS
 from testbed.plan.machines import Measurements
 from testbed.plan.part import FileToRead
+from testbed.segments.schema import TracedTraffic
 from testbed.speed import KINDS, Calibration, Work, cpu_share, work_seconds
 from testbed.topology import Topology, link_traces, profiles
-from testbed.topology.devices import LinkSettings, LinkTrace
 from testbed.topology.link_traces import LinkSeries
-from testbed.topology.network import TracedTraffic
+from testbed.topology.links import LinkSettings, LinkTrace
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 

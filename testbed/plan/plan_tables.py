@@ -23,8 +23,8 @@ from testbed.plan.machines import HostResources
 from testbed.plan.part import FleetNumber
 from testbed.plan.planned_devices import Plan, PlannedDevice, duration_text
 from testbed.topology import Topology
-from testbed.topology.availability import Availability
 from testbed.topology.devices import DeviceGroup
+from testbed.topology.links import Availability
 from testbed.topology.profiles import DeviceProfile
 from testbed.topology.units import format_duration, format_rate, format_size, gib
 from testbed.traits import Traits

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from agents.config import Segment, path_of
 from agents.router.segments import MAX_LEVELS
-from testbed.topology import Topology, network
+from testbed.segments import schema
+from testbed.topology import Topology
 from testbed.topology.yamlfile import Problem
 from testbed.traits import runtime_names, traits
 
@@ -61,4 +62,4 @@ def _split(
 
 def notes(_: Topology, plan: Plan) -> Iterator[str]:
     used = frozenset(segment.name for device in plan.devices for segment in device.path)
-    yield from network.notes(plan.segments, used)
+    yield from schema.notes(plan.segments, used)

@@ -46,9 +46,9 @@ from agents.energy.messages import Charge, SetBattery, Unplug
 from agents.fields import FeatureAction
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
-from testbed.topology.availability import Availability
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Thermal
+from testbed.topology.links import Availability
 from testbed.topology.scenario import (
     Churn,
     ScenarioEntry,

@@ -20,19 +20,15 @@ from pydantic import (
 
 from agents import config, random_generators
 from agents.pipeline.byzantine import ATTACKS
-from agents.pipeline.compression import METHODS
 from agents.pipeline.steps import STEPS
 from agents.timing import durations
 from agents.timing.durations import DurationDistribution
 from analysis.alike_devices import MAX_DEVICES
-from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceDataSettings
-from testbed.topology.energy import EnergySettings, energy_settings
+from testbed.topology.features import FeatureKeys
 from testbed.topology.fields import (
-    Count,
     Cpu,
     Duration,
-    FilePath,
     Memory,
     Model,
     Name,
@@ -41,12 +37,7 @@ from testbed.topology.fields import (
     OrConstant,
     Parameters,
     Positive,
-    PositiveShare,
-    Power,
-    Rate,
     Seconds,
-    Share,
-    Size,
     Thermal,
     Variant,
     expecting,
@@ -55,13 +46,7 @@ from testbed.topology.fields import (
     optional,
     with_fields_of,
 )
-
-LEAST_GPU_MEMORY = 512 * 2**20
-"""Bytes: CUDA's context alone takes some hundred MB."""
-DEFAULT_MEMORY = 512 * 2**20
-"""Bytes, if neither the topology nor a profile sets a limit."""
-DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
-"""Bytes. CUDA's libraries need more memory than PyTorch itself."""
+from testbed.topology.links import Availability, LinkSettings, TransferSettings
 
 
 @with_fields_of(config.LocalTraining)
@@ -74,111 +59,6 @@ class LocalSettings(Parameters):
         if changes.get("steps") or changes.get("epochs"):
             changes = {"steps": None, "epochs": None} | changes
         return self.model_copy(update=changes)
-
-
-class ServerLink(Model):
-    """Access link of the server. Needs up, down, or both."""
-
-    up: Rate | None = optional("Rate at which the server sends. Default: unlimited")
-    down: Rate | None = optional("Rate at which the server receives. Default: unlimited")
-
-    @model_validator(mode="after")
-    def _has_value(self) -> Self:
-        if all(value is None for _, value in self):
-            names = ", ".join(field.alias or name for name, field in type(self).model_fields.items())
-            raise ValueError(f"found none of {names}, expected a rate such as up: 5mbit")
-        return self
-
-    def plain(self) -> config.AccessLink:
-        return config.AccessLink(self.up, self.down)
-
-
-class LinkTrace(Model):
-    """Changes of a link over time, from files. Needs either csv, or up and down. Paths are relative to
-    the topology file."""
-
-    up: FilePath | None = optional("mahimahi trace file with the rate of the uplink. It repeats")
-    down: FilePath | None = optional("mahimahi trace file with the rate of the downlink. It repeats")
-    csv: FilePath | None = optional(
-        "CSV file with a column time (s) and any of up, down (bit/s), rtt (s) and loss (0 to 1)"
-    )
-    loop: bool = optional("Whether csv repeats. false: the values of its last row stay", default=True)
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        if (self.csv is None) == (self.up is None and self.down is None):
-            raise ValueError("expected either csv, or up and down, such as {csv: train.csv}")
-        return self
-
-
-class CompressionSettings(Variant):
-    """Compression of a device's updates."""
-
-    tag: ClassVar[str] = "kind"
-    kind: str
-
-
-class LinkSettings(ServerLink):
-    """Access link of each device of the group."""
-
-    up: Rate | None = optional("Rate from the device to the server. Default: unlimited")
-    down: Rate | None = optional("Rate from the server to the device. Default: unlimited")
-    kind: Annotated[
-        Name | None,
-        Field(
-            alias="class",
-            description="Link class (see testbed profiles). Other keys of link override its values",
-        ),
-    ] = None
-    rtt: Seconds | None = optional("Round-trip time that the link adds, half in each direction")
-    jitter: Seconds | None = optional(
-        "Maximum deviation of the delay in each direction. Deviations are uniform"
-    )
-    loss: Share | None = optional("Share of packets lost, in each direction")
-    trace: LinkTrace | None = None
-    compression: Annotated[CompressionSettings, OneOf(METHODS)] | None = optional(
-        "Compression of the updates that the device sends. Default: none, float32 values"
-    )
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if (self.jitter or 0.0) > (self.rtt or 0.0) / 2 and self.kind is None:
-            raise ValueError("jitter exceeds the delay of one direction, rtt/2: lower it, or raise rtt")
-        return self
-
-    @property
-    def shaping_keys(self) -> list[str]:
-        keys = (name for name in type(self).model_fields if name != "compression")
-        return [name for name in keys if getattr(self, name) is not None]
-
-    def plain(self) -> config.AccessLink:
-        return config.AccessLink(
-            self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0
-        )
-
-
-class TransferSettings(Model):
-    """Durations of transfers, in place of a link. In virtual time only. Needs download, upload, or
-    both."""
-
-    download: Duration | None = optional(
-        "Time from the server's sending of a model to its arrival. Default: 0s"
-    )
-    upload: Duration | None = optional("Time from the sending of an update to its arrival. Default: 0s")
-    model_bytes: Count | None = optional(
-        "Size of the model that `download` refers to, in bytes. The duration changes in proportion if a "
-        "model has another size. Default: the size has no influence"
-    )
-    update_bytes: Count | None = optional(
-        "Size of the update that `upload` refers to, in bytes. The duration changes in proportion if an "
-        "update has another size. Default: the size has no influence"
-    )
-
-    @model_validator(mode="after")
-    def _has_duration(self) -> Self:
-        if self.download is None and self.upload is None:
-            raise ValueError("found neither download nor upload, expected one such as upload: 200ms")
-        return self
 
 
 ActionName = Literal["crash", "restart", "pause", "resume", "disconnect", "reconnect", "leave", "join"]
@@ -198,21 +78,6 @@ def _increasing(actions: tuple[TimedAction, ...]) -> tuple[TimedAction, ...]:
         if after < before:
             raise ValueError(f"{after:g} s follows {before:g} s: sort the actions by time")
     return actions
-
-
-class AccessSettings(Model):
-    """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Short form of a
-    segment without a parent (key `network`). Needs up, down, or both."""
-
-    name: Name
-    up: Rate | None = optional("Total rate from the devices to the server. Default: unlimited")
-    down: Rate | None = optional("Total rate from the server to the devices. Default: unlimited")
-
-    @model_validator(mode="after")
-    def _has_rate(self) -> Self:
-        if self.up is None and self.down is None:
-            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
-        return self
 
 
 class _Speed(Variant):
@@ -266,29 +131,6 @@ class ByzantineSettings(Variant):
     kind: str
 
 
-class GpuSettings(Model):
-    """Share of a GPU of the host that each device of the group gets."""
-
-    share: PositiveShare = optional(
-        "Upper limit of the share of the GPU's multiprocessors (MPS active thread percentage)", 1.0
-    )
-    memory: (
-        Annotated[Size, Field(ge=LEAST_GPU_MEMORY), expecting("a size of at least 512MiB")] | None
-    ) = optional("Upper limit of GPU memory. Default: unlimited")
-
-    @property
-    def is_limited(self) -> bool:
-        return self.share < 1 or self.memory is not None
-
-
-def _gpu(value: Any) -> Any:
-    if isinstance(value, bool):
-        return GpuSettings() if value else None
-    if value is not None and not isinstance(value, dict | GpuSettings):
-        raise ValueError("expected true, or a part of a GPU such as {share: 25%, memory: 2GiB}")
-    return value
-
-
 def _link(value: Any) -> Any:
     return {"class": value} if isinstance(value, str) else value
 
@@ -306,19 +148,11 @@ def _image(image: str, info: ValidationInfo) -> str:
     return from_file(image, info) if _is_dockerfile(image) else image
 
 
-def is_ssh_host(host: str) -> bool:
-    """Whether it is a real device, and not the name of a node."""
-    return "@" in host or host.startswith("ssh://")
-
-
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
 """Steps that have their own key in a topology, so that the key `steps` does not accept them."""
 
 
-class DeviceGroup(Model):
-    """A device, or `count` equal devices. Needs at least one of cpu, profile, timing and gflops, unless
-    `hosts` names real devices."""
-
+class _DeviceKeys(Model):
     name: Name = Field(description="Name of the device, or of the group if count is set")
     count: (
         Annotated[
@@ -348,9 +182,6 @@ class DeviceGroup(Model):
         "Memory limit. Default: that of the profile, reduced if the host has less; without a profile "
         "512MiB, with gpu 2GiB"
     )
-    gpu: Annotated[
-        GpuSettings | None, BeforeValidator(_gpu, json_schema_input_type=bool | GpuSettings | None)
-    ] = optional("Train on a GPU of the host. true: a whole one. In runtime docker only", hidden=True)
     image: (
         Annotated[
             str,
@@ -368,14 +199,6 @@ class DeviceGroup(Model):
     ] = optional(
         "Access link of each device. A text is the name of a link class: lte is short for {class: lte}"
     )
-    access: AccessSettings | None = optional(
-        "Link shared with all devices whose group has an access of the same name"
-    )
-    segment: Name | None = optional(
-        "Segment of `network` that the devices are attached to. Default: none, each device has a path "
-        "of its own to the server",
-        hidden=True,
-    )
     think: Duration | None = optional("Extra delay between the end of a training and sending its update")
     transfers: TransferSettings | None = Field(
         default=None, exclude_if=lambda transfers: transfers is None
@@ -386,15 +209,6 @@ class DeviceGroup(Model):
         hidden=True,
     )
     availability: Availability | None = optional("When a device is connected. Default: always")
-    power: Power | None = optional("Power draw of a device in each state. Default: that of the profile")
-    energy: Annotated[
-        EnergySettings | None,
-        BeforeValidator(energy_settings, json_schema_input_type=bool | EnergySettings | None),
-    ] = optional(
-        "Account of the energy that a device consumes during the run, with battery and charger. true: "
-        "with the figures of the profile. Default: none",
-        hidden=True,
-    )
     thermal: Thermal | None = optional("Slow-down by heat. Default: that of the profile")
     data: DeviceDataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
     byzantine: Annotated[ByzantineSettings, OneOf(ATTACKS)] | None = optional(
@@ -403,41 +217,17 @@ class DeviceGroup(Model):
     steps: dict[str, dict[str, Any]] = optional(
         "Further processing of the devices' updates: step name to its parameters", {}, hidden=True
     )
-    hosts: Annotated[tuple[str, ...], needs_trust("devices on other machines")] | None = optional(
-        "Real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]. Or, with a Swarm, "
-        "names of the nodes on which the devices may run. Default: any node",
-        hidden=True,
-        min_length=1,
-    )
-    python: (
-        Annotated[
-            str,
-            Field(pattern=r"^[A-Za-z0-9/~._+-]+$"),
-            expecting("a Python interpreter such as /usr/bin/python3.11"),
-        ]
-        | None
-    ) = optional(
-        "Path of the Python interpreter on a real device. It must have the agents' packages, unless "
-        "container is set. Default: a virtual environment that is made on the device once",
-        hidden=True,
-    )
-    container: Annotated[Literal["docker", "podman"], expecting("docker or podman")] | None = optional(
-        "Engine on a real device that runs the client in a container of the agents' image. Default: "
-        "the client is a process of the SSH user",
-        hidden=True,
-    )
-    shape: bool = optional(
-        "Whether cpu and link limit a real device, by its kernel's control groups and traffic control. "
-        "Takes root there",
-        default=False,
-        hidden=True,
-    )
     placement: dict[str, str] | None = optional(
         "Labels that a node must have for the devices to run on it, such as {rack: a}", hidden=True
     )
     local: LocalSettings = Field(
         default_factory=LocalSettings, description="Settings of local training that override task.local"
     )
+
+
+class DeviceGroup(FeatureKeys, _DeviceKeys):
+    """A device, or `count` equal devices. Needs at least one of cpu, profile, timing and gflops, unless
+    `hosts` names real devices."""
 
     _group: str | None = PrivateAttr(default=None)
     _origin: str = PrivateAttr(default="")
@@ -463,20 +253,13 @@ class DeviceGroup(Model):
 
     @model_validator(mode="after")
     def _transfers_or_link(self) -> Self:
-        if self.transfers is None:
-            return self
         shaped = [] if self.link is None else self.link.shaping_keys
-        if shaped or self.segment_name is not None:
-            key = f"link.{shaped[0]}" if shaped else "access" if self.segment is None else "segment"
+        if self.transfers is not None and shaped:
             raise ValueError(
-                f"{key} has no effect beside transfers, which are whole durations: remove one of the two"
+                f"link.{shaped[0]} has no effect beside transfers, which are whole durations: remove "
+                "one of the two"
             )
         return self
-
-    @property
-    def segment_name(self) -> str | None:
-        """Segment of the devices, which may come from `access`."""
-        return self.segment if self.access is None else self.access.name
 
     @property
     def needs_speed(self) -> bool:
@@ -538,11 +321,6 @@ class DeviceGroup(Model):
         return steps
 
     @property
-    def default_memory(self) -> int:
-        """Bytes."""
-        return DEFAULT_MEMORY if self.gpu is None else DEFAULT_MEMORY_WITH_GPU
-
-    @property
     def dockerfile(self) -> Path | None:
         return Path(self.image) if self.image is not None and _is_dockerfile(self.image) else None
 
@@ -555,10 +333,6 @@ class DeviceGroup(Model):
         """Devices that join first are absent at the start of the run."""
         moves = (name for _, name in self.actions or () if name in ("crash", "leave", "join"))
         return next(moves, None) == "join"
-
-    @property
-    def is_real(self) -> bool:
-        return any(map(is_ssh_host, self.hosts or ()))
 
     def real_host(self, device: str) -> str | None:
         """SSH destination; None if the device is emulated."""

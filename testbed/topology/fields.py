@@ -130,6 +130,8 @@ Memory = Annotated[
     Field(ge=LEAST_MEMORY),
     expecting("a size of at least 256MiB (PyTorch alone takes about 240MB) such as 512MiB"),
 ]
+DEFAULT_MEMORY = 512 * 2**20
+"""Bytes, if neither the topology nor a profile sets a limit."""
 Share = Annotated[
     float,
     BeforeValidator(units.share),
@@ -235,22 +237,6 @@ def needs_trust(what: str) -> AfterValidator:
 FOLDER = "folder"
 """Key of the validation context: absolute path of the topology file's folder."""
 FilePath = Annotated[str, AfterValidator(from_file)]
-
-
-class Power(Model):
-    """Power draw of a device in each state, for an estimate of its energy. A state without a value
-    counts as 0 W."""
-
-    download: Watts | None = optional("While it receives a model")
-    train: Watts | None = optional("While it trains")
-    upload: Watts | None = optional("While it sends an update")
-    wait: Watts | None = optional("While it waits for a model")
-    paused: Watts | None = optional("While it is paused")
-    offline: Watts | None = optional("While it is crashed, absent or disconnected")
-
-    def plain(self) -> dict[str, float]:
-        """Watts by state."""
-        return {state: watts for state, watts in self if watts is not None}
 
 
 class Thermal(Model):

@@ -14,17 +14,16 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from agents.disk import files
+from testbed.energy.schema import Power, PowerFigures
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
 from testbed.topology import validation_errors, yamlfile
-from testbed.topology.energy import PowerFigures
 from testbed.topology.fields import (
     Count,
     Memory,
     Model,
     Name,
     Positive,
-    Power,
     Rate,
     RelativeError,
     Seconds,

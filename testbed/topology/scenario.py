@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from agents.timing.nanoseconds import from_seconds
-from testbed.topology.devices import DeviceGroup, LinkSettings
+from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import (
     Cpu,
     Duration,
@@ -32,6 +32,7 @@ from testbed.topology.fields import (
     Watts,
     optional,
 )
+from testbed.topology.links import LinkSettings
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
 

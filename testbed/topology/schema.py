@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,9 +17,10 @@ from agents.secure import arithmetic
 from agents.secure.step import SecureAggregation
 from agents.selection import SELECTIONS
 from agents.tasks import TASKS
-from testbed.topology import network, yamlfile
+from testbed.segments.schema import SegmentSettings, all_segments
+from testbed.topology import yamlfile
 from testbed.topology.data_settings import DataSettings
-from testbed.topology.devices import DeviceGroup, LocalSettings, ServerLink
+from testbed.topology.devices import DeviceGroup, LocalSettings
 from testbed.topology.fields import (
     Count,
     FilePath,
@@ -40,10 +41,10 @@ from testbed.topology.fields import (
     optional,
     with_fields_of,
 )
-from testbed.topology.network import SegmentSettings
+from testbed.topology.links import ServerLink
 from testbed.topology.partition import SCHEMES
-from testbed.topology.scenario import Churn, ScenarioEntry
-from testbed.topology.yamlfile import Source
+from testbed.topology.scenario import Churn, ScenarioEntry, devices_by_group, expand
+from testbed.topology.yamlfile import Source, Where
 from testbed.traits import RUNTIMES
 from testbed.user_code import UserCode
 
@@ -465,11 +466,27 @@ class Topology(Model):
     @property
     def segments(self) -> dict[str, SegmentSettings]:
         """From `network` and from the groups' `access`. A parent comes before its children."""
-        return network.settings(self.network, self.devices)
+        return all_segments(self.network, self.devices)
+
+    @property
+    def segment_names(self) -> set[str]:
+        return {*self.network, *(group.access.name for group in self.devices if group.access)}
 
     @property
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
+
+    def devices_of(self, targets: Iterable[str]) -> tuple[str, ...]:
+        """`targets`: devices and groups."""
+        return expand(targets, devices_by_group(self.devices))
+
+    def compression_places(self) -> Iterator[Where]:
+        """Places of compression and of groups' own steps: both may change updates."""
+        for index, group in enumerate(self.devices):
+            if group.link is not None and group.link.compression is not None:
+                yield ("devices", index, "link", "compression")
+            if group.steps:
+                yield ("devices", index, "steps")
 
     def idle_devices(self, samples: Mapping[str, int]) -> list[str]:
         """Devices that never train, because their samples make no mini-batch, in device order. Devices

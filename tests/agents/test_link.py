@@ -223,7 +223,7 @@ from agents.config import AccessLink
 from agents.device import link
 from agents.timing.nanoseconds import to_seconds
 from testbed.topology import link_traces
-from testbed.topology.devices import LinkTrace
+from testbed.topology.links import LinkTrace
 
 now, interface = AccessLink(), link.interface_towards("10.213.0.1")
 begin = time.time()

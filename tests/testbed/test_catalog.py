@@ -22,7 +22,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.speed import CalibratedHost, Calibration, Work
 from testbed.topology import Topology, link_traces, load
 from testbed.topology.action_timeline import Step
-from testbed.topology.devices import LinkTrace
+from testbed.topology.links import LinkTrace
 from testbed.topology.profiles import TrainingSpeeds
 from testbed.view import View
 

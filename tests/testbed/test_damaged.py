@@ -29,7 +29,7 @@ from testbed.rundir.listing import list_runs
 from testbed.rundir.live_files import Samples
 from testbed.runtimes import LiveRun
 from testbed.topology import link_traces
-from testbed.topology.devices import LinkTrace
+from testbed.topology.links import LinkTrace
 from tests.fuzz.run_directories import whole_run
 from tests.running import Testbed
 from tests.testbed.test_replay import raw, write

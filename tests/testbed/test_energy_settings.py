@@ -10,11 +10,11 @@ import pytest
 from agents.device_actions import from_json, to_json
 from agents.energy import BatteryConfig, Charger, ChargerConfig, EnergyConfig
 from testbed import topology, traits
+from testbed.energy.schema import read_csv
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, catalog, plan
 from testbed.topology import profiles
 from testbed.topology.action_timeline import timeline
-from testbed.topology.energy import read_csv
 
 HOST = HostResources(cores=(0, 1), memory=2**34)
 TRACE = ["time,watts", "0,0", "60,1", "120,2", "180,0.5", "240,0", "300,0"]

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.topology import profiles, yamlfile
-from testbed.topology.devices import LinkSettings
+from testbed.topology.links import LinkSettings
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 
 LINK = "links:\n  lte: {down: 1mbit}\n"

@@ -24,7 +24,6 @@ from agents.config import WAYS, Background, DrawnDuration, Segment, Way
 from agents.links import background
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.topology import units
-from testbed.topology.devices import DeviceGroup, LinkTrace
 from testbed.topology.fields import (
     Duration,
     Frequency,
@@ -40,11 +39,14 @@ from testbed.topology.fields import (
     expecting,
     optional,
 )
+from testbed.topology.links import LinkTrace
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Where
 
-if TYPE_CHECKING:  # it imports the schema, which imports this module
+if TYPE_CHECKING:  # they import this module
+    from testbed.topology.devices import DeviceGroup
     from testbed.topology.link_traces import LinkSeries
+    from testbed.topology.schema import Topology
 
 PACKET_BYTES = 1514
 _MAX_DEPTH = 16
@@ -309,7 +311,38 @@ class SegmentSettings(Model):
         )
 
 
-def settings(
+class AccessSettings(Model):
+    """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Short form of a
+    segment without a parent (key `network`). Needs up, down, or both."""
+
+    name: Name
+    up: Rate | None = optional("Total rate from the devices to the server. Default: unlimited")
+    down: Rate | None = optional("Total rate from the server to the devices. Default: unlimited")
+
+    @model_validator(mode="after")
+    def _has_rate(self) -> Self:
+        if self.up is None and self.down is None:
+            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
+        return self
+
+
+class SegmentKeys(Model):
+    access: AccessSettings | None = optional(
+        "Link shared with all devices whose group has an access of the same name"
+    )
+    segment: Name | None = optional(
+        "Segment of `network` that the devices are attached to. Default: none, each device has a path "
+        "of its own to the server",
+        hidden=True,
+    )
+
+    @property
+    def segment_name(self) -> str | None:
+        """Segment of the devices, which may come from `access`."""
+        return self.segment if self.access is None else self.access.name
+
+
+def all_segments(
     network: Mapping[str, SegmentSettings], groups: Sequence[DeviceGroup]
 ) -> dict[str, SegmentSettings]:
     """From the key `network` and the groups' `access`. A parent comes before its children. The parents
@@ -332,9 +365,8 @@ def settings(
     return found
 
 
-def problems(
-    network: Mapping[str, SegmentSettings], groups: Sequence[DeviceGroup]
-) -> Iterator[tuple[Where, str]]:
+def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
+    network, groups = topology.network, topology.devices
     for name, segment in network.items():
         where: Where = ("network", name, "parent")
         parent = segment.parent
@@ -360,6 +392,11 @@ def problems(
             yield (
                 ("devices", index, "segment"),
                 f"found {group.segment!r}, {_expected(group.segment, network)}",
+            )
+        if group.transfers is not None and group.segment_name is not None:
+            yield (
+                ("devices", index, "access" if group.segment is None else "segment"),
+                "has no effect beside transfers, which are whole durations: remove one of the two",
             )
         if (access := group.access) is None:
             continue

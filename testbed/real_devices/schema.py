@@ -1,15 +1,20 @@
-"""Rules for device groups whose `hosts` are real devices, reached by SSH. Nothing of a real device is
+"""Keys of device groups whose `hosts` are real devices, reached by SSH. Nothing of a real device is
 emulated. With `shape: true`, its kernel limits its CPU and its link."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from testbed.topology import scenario
-from testbed.topology.devices import DeviceGroup, is_ssh_host
-from testbed.topology.schema import Topology
+from pydantic import Field
+
+from testbed.topology.fields import Model, expecting, needs_trust, optional
 from testbed.topology.yamlfile import Where
+
+if TYPE_CHECKING:  # they import this module
+    from testbed.topology.devices import DeviceGroup
+    from testbed.topology.schema import Topology
 
 _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _HOST = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])"
@@ -28,6 +33,47 @@ _VERBS = {
     "unplug": "its battery is its own",
 }
 """Verb of the scenario -> reason why it does not apply to a real device."""
+
+
+def is_ssh_host(host: str) -> bool:
+    """Whether it is a real device, and not the name of a node."""
+    return "@" in host or host.startswith("ssh://")
+
+
+class RealDeviceKeys(Model):
+    hosts: Annotated[tuple[str, ...], needs_trust("devices on other machines")] | None = optional(
+        "Real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]. Or, with a Swarm, "
+        "names of the nodes on which the devices may run. Default: any node",
+        hidden=True,
+        min_length=1,
+    )
+    python: (
+        Annotated[
+            str,
+            Field(pattern=r"^[A-Za-z0-9/~._+-]+$"),
+            expecting("a Python interpreter such as /usr/bin/python3.11"),
+        ]
+        | None
+    ) = optional(
+        "Path of the Python interpreter on a real device. It must have the agents' packages, unless "
+        "container is set. Default: a virtual environment that is made on the device once",
+        hidden=True,
+    )
+    container: Annotated[Literal["docker", "podman"], expecting("docker or podman")] | None = optional(
+        "Engine on a real device that runs the client in a container of the agents' image. Default: "
+        "the client is a process of the SSH user",
+        hidden=True,
+    )
+    shape: bool = optional(
+        "Whether cpu and link limit a real device, by its kernel's control groups and traffic control. "
+        "Takes root there",
+        default=False,
+        hidden=True,
+    )
+
+    @property
+    def is_real(self) -> bool:
+        return any(map(is_ssh_host, self.hosts or ()))
 
 
 def is_destination(host: str) -> bool:
@@ -64,9 +110,8 @@ def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
     if topology.dilation != 1:
         yield ("dilation",), "real devices run in real time: remove this, or the real devices"
-    by_group = scenario.devices_by_group(topology.devices)
     for index, entry in enumerate(topology.scenario):
-        named = [name for name in scenario.expand(entry.targets, by_group) if name in real]
+        named = [name for name in topology.devices_of(entry.targets) if name in real]
         if named and entry.verb in _VERBS:
             yield (
                 ("scenario", index, entry.verb),

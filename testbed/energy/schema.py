@@ -1,4 +1,5 @@
-"""Key `energy` of a device group and of a device profile: power draw, battery and charger."""
+"""Keys `power` and `energy` of a device group and of a device profile: power draw, battery and
+charger."""
 
 from __future__ import annotations
 
@@ -183,6 +184,22 @@ class PowerFigures(Model):
     capacity: Joules | None = optional("Energy of the device's full battery, such as 18Wh")
 
 
+class Power(Model):
+    """Power draw of a device in each state, for an estimate of its energy. A state without a value
+    counts as 0 W."""
+
+    download: Watts | None = optional("While it receives a model")
+    train: Watts | None = optional("While it trains")
+    upload: Watts | None = optional("While it sends an update")
+    wait: Watts | None = optional("While it waits for a model")
+    paused: Watts | None = optional("While it is paused")
+    offline: Watts | None = optional("While it is crashed, absent or disconnected")
+
+    def plain(self) -> dict[str, float]:
+        """Watts by state."""
+        return {state: watts for state, watts in self if watts is not None}
+
+
 class EnergySettings(Model):
     """Energy of each device of the group. Keys that are left out have the value of the profile."""
 
@@ -259,6 +276,18 @@ def energy_settings(value: Any) -> Any:
     if value is not None and not isinstance(value, dict | EnergySettings):
         raise ValueError("expected true, or settings such as {idle: 2W, core: 1.5W}")
     return value
+
+
+class EnergyKeys(Model):
+    power: Power | None = optional("Power draw of a device in each state. Default: that of the profile")
+    energy: Annotated[
+        EnergySettings | None,
+        BeforeValidator(energy_settings, json_schema_input_type=bool | EnergySettings | None),
+    ] = optional(
+        "Account of the energy that a device consumes during the run, with battery and charger. true: "
+        "with the figures of the profile. Default: none",
+        hidden=True,
+    )
 
 
 def read_trace(charger: ChargerSettings, folder: Path) -> ChargerConfig:

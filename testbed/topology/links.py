@@ -1,17 +1,138 @@
-"""Availability: when the devices of a group are connected to the network."""
+"""Links of devices and server: rates, delays and traces, durations of transfers, and when devices are
+connected."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from agents import random_generators
+from agents import config, random_generators
+from agents.pipeline.compression import METHODS
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
-from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds, optional
+from testbed.topology.fields import (
+    Count,
+    Duration,
+    FilePath,
+    Model,
+    Name,
+    OneOf,
+    PositiveSeconds,
+    Rate,
+    Seconds,
+    Share,
+    Variant,
+    optional,
+)
+
+
+class ServerLink(Model):
+    """Access link of the server. Needs up, down, or both."""
+
+    up: Rate | None = optional("Rate at which the server sends. Default: unlimited")
+    down: Rate | None = optional("Rate at which the server receives. Default: unlimited")
+
+    @model_validator(mode="after")
+    def _has_value(self) -> Self:
+        if all(value is None for _, value in self):
+            names = ", ".join(field.alias or name for name, field in type(self).model_fields.items())
+            raise ValueError(f"found none of {names}, expected a rate such as up: 5mbit")
+        return self
+
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(self.up, self.down)
+
+
+class LinkTrace(Model):
+    """Changes of a link over time, from files. Needs either csv, or up and down. Paths are relative to
+    the topology file."""
+
+    up: FilePath | None = optional("mahimahi trace file with the rate of the uplink. It repeats")
+    down: FilePath | None = optional("mahimahi trace file with the rate of the downlink. It repeats")
+    csv: FilePath | None = optional(
+        "CSV file with a column time (s) and any of up, down (bit/s), rtt (s) and loss (0 to 1)"
+    )
+    loop: bool = optional("Whether csv repeats. false: the values of its last row stay", default=True)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.csv is None) == (self.up is None and self.down is None):
+            raise ValueError("expected either csv, or up and down, such as {csv: train.csv}")
+        return self
+
+
+class CompressionSettings(Variant):
+    """Compression of a device's updates."""
+
+    tag: ClassVar[str] = "kind"
+    kind: str
+
+
+class LinkSettings(ServerLink):
+    """Access link of each device of the group."""
+
+    up: Rate | None = optional("Rate from the device to the server. Default: unlimited")
+    down: Rate | None = optional("Rate from the server to the device. Default: unlimited")
+    kind: Annotated[
+        Name | None,
+        Field(
+            alias="class",
+            description="Link class (see testbed profiles). Other keys of link override its values",
+        ),
+    ] = None
+    rtt: Seconds | None = optional("Round-trip time that the link adds, half in each direction")
+    jitter: Seconds | None = optional(
+        "Maximum deviation of the delay in each direction. Deviations are uniform"
+    )
+    loss: Share | None = optional("Share of packets lost, in each direction")
+    trace: LinkTrace | None = None
+    compression: Annotated[CompressionSettings, OneOf(METHODS)] | None = optional(
+        "Compression of the updates that the device sends. Default: none, float32 values"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.jitter or 0.0) > (self.rtt or 0.0) / 2 and self.kind is None:
+            raise ValueError("jitter exceeds the delay of one direction, rtt/2: lower it, or raise rtt")
+        return self
+
+    @property
+    def shaping_keys(self) -> list[str]:
+        keys = (name for name in type(self).model_fields if name != "compression")
+        return [name for name in keys if getattr(self, name) is not None]
+
+    def plain(self) -> config.AccessLink:
+        return config.AccessLink(
+            self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0
+        )
+
+
+class TransferSettings(Model):
+    """Durations of transfers, in place of a link. In virtual time only. Needs download, upload, or
+    both."""
+
+    download: Duration | None = optional(
+        "Time from the server's sending of a model to its arrival. Default: 0s"
+    )
+    upload: Duration | None = optional("Time from the sending of an update to its arrival. Default: 0s")
+    model_bytes: Count | None = optional(
+        "Size of the model that `download` refers to, in bytes. The duration changes in proportion if a "
+        "model has another size. Default: the size has no influence"
+    )
+    update_bytes: Count | None = optional(
+        "Size of the update that `upload` refers to, in bytes. The duration changes in proportion if an "
+        "update has another size. Default: the size has no influence"
+    )
+
+    @model_validator(mode="after")
+    def _has_duration(self) -> Self:
+        if self.download is None and self.upload is None:
+            raise ValueError("found neither download nor upload, expected one such as upload: 200ms")
+        return self
+
 
 State = Literal["on", "off"]
 

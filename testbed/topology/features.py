@@ -1,0 +1,30 @@
+"""The features of a topology: keys of device groups, and checks of a whole topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from testbed.energy.schema import EnergyKeys
+from testbed.gpu.schema import GpuKeys
+from testbed.real_devices import schema as real_devices
+from testbed.secure import schema as secure
+from testbed.segments import schema as segments
+from testbed.selection import schema as selection
+from testbed.topology.yamlfile import Where
+
+if TYPE_CHECKING:  # it imports this module
+    from testbed.topology.schema import Topology
+
+
+class FeatureKeys(EnergyKeys, GpuKeys, segments.SegmentKeys, real_devices.RealDeviceKeys):
+    """Keys of a device group."""
+
+
+CHECKS: tuple[Callable[[Topology], Iterator[tuple[Where, str]]], ...] = (
+    real_devices.problems,
+    secure.problems,
+    segments.problems,
+    selection.problems,
+)
+"""Each yields conflicts between keys, with their places."""
