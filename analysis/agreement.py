@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from math import inf, isfinite, isnan, nan, sqrt
-from typing import Any, Generic, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,46 +29,36 @@ Costs = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RankedConfiguration:
-    """Configuration with what it needed to reach the target (seconds, or another cost of all devices),
-    and its ranks."""
+    """Configuration or device with its mean costs over seeds and its ranks: as predicted, by virtual
+    time or by twins, and as measured, with the real runtime or in the runs of the twins."""
 
     name: str
-    virtual_cost: float
-    """Mean over seeds in virtual time; infinite if a seed did not reach the target."""
-    real_cost: float
-    """Mean over seeds in the real runtime; infinite if a seed did not reach the target."""
-    virtual_rank: int
-    """In virtual time, from 1. Equal costs have the best of the ranks that they share: 1, 2, 2, 4."""
-    real_rank: int
-
-
-C = TypeVar("C")
-D = TypeVar("D")
+    predicted: float
+    """Seconds, or another cost, to the target; seconds per update of a device. Infinite if a seed did
+    not reach the target."""
+    measured: float
+    """Like `predicted`."""
+    predicted_rank: int
+    """From 1. Equal costs have the best of the ranks that they share: 1, 2, 2, 4."""
+    measured_rank: int
 
 
 @dataclass(frozen=True, slots=True)
-class RankAgreement(Generic[C]):
-    configurations: tuple[C, ...]
-    """In the order of their rank in virtual time."""
+class RankAgreement:
+    configurations: Sequence[RankedConfiguration]
+    """In the order of their predicted rank."""
     tau: float
     """Kendall's tau-b: 1 for the same order, −1 for the reversed one; NaN if all costs are equal in one
-    of the runtimes."""
+    of the two."""
     low: float
     """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is no interval."""
     high: float
     """Upper end of the 95% interval; NaN if there is no interval."""
     resampled: Literal["seeds", "configurations"]
     """Seeds if every configuration has several, else configurations."""
-    swapped: tuple[tuple[str, str], ...]
-    """The first of a pair has the lower cost in virtual time, but the higher cost in the real runtime.
-    Equal costs in one runtime are no swap."""
-
-    def with_rows(self, kind: type[D]) -> RankAgreement[D]:
-        """With configurations of `kind`, a dataclass that has the fields of `RankedConfiguration` in the
-        same order, with names that say what the costs are."""
-        ranked: tuple[Any, ...] = self.configurations
-        rows = tuple(kind(*astuple(one)) for one in ranked)
-        return RankAgreement(rows, self.tau, self.low, self.high, self.resampled, self.swapped)
+    swapped: Sequence[tuple[str, str]]
+    """The first of a pair has the lower predicted cost, but the higher measured one. Equal costs are no
+    swap."""
 
 
 def times(
@@ -106,17 +96,17 @@ def _table(
     cost: Callable[[Run], float],
 ) -> pd.DataFrame:
     costs = {
-        "virtual_cost": [cost(run) for run in virtual],
-        "real_cost": [cost(run) for run in real],
+        "predicted": [cost(run) for run in virtual],
+        "measured": [cost(run) for run in real],
     }
     return pd.DataFrame({"configuration": configurations, **costs})
 
 
-def agreement(costs: pd.DataFrame) -> RankAgreement[RankedConfiguration]:
+def agreement(costs: pd.DataFrame) -> RankAgreement:
     """`costs` has a row for each seed of a configuration. Its columns are `configuration`,
-    `virtual_cost` and `real_cost`: seconds or another cost to the target, infinite or NaN if it was not
+    `predicted` and `measured`: seconds or another cost to the target, infinite or NaN if it was not
     reached. Raises ValueError for fewer than two configurations."""
-    columns = costs[["virtual_cost", "real_cost"]].astype(np.float64).fillna(inf)
+    columns = costs[["predicted", "measured"]].astype(np.float64).fillna(inf)
     runs = {
         str(name): own.to_numpy(np.float64)
         for name, own in columns.groupby(costs["configuration"], sort=False)
@@ -129,7 +119,7 @@ def agreement(costs: pd.DataFrame) -> RankAgreement[RankedConfiguration]:
         RankedConfiguration(name, float(mean[0]), float(mean[1]), int(rank[0]), int(rank[1]))
         for name, mean, rank in zip(runs, means, ranks.T, strict=True)
     ]
-    configurations.sort(key=lambda one: one.virtual_rank)
+    configurations.sort(key=lambda one: one.predicted_rank)
     seeds = all(len(own) > 1 for own in runs.values())
     low, high = _interval(_seeds(list(runs.values())) if seeds else _configurations(means))
     return RankAgreement(
@@ -141,7 +131,7 @@ def agreement(costs: pd.DataFrame) -> RankAgreement[RankedConfiguration]:
         tuple(
             (one.name, other.name)
             for one, other in combinations(configurations, 2)
-            if one.virtual_rank < other.virtual_rank and one.real_rank > other.real_rank
+            if one.predicted_rank < other.predicted_rank and one.measured_rank > other.measured_rank
         ),
     )
 
@@ -251,9 +241,7 @@ def twin_device_figures(original: Run, twin: Run) -> pd.DataFrame:
     return table
 
 
-def device_ranks(
-    original: Run, twin: Run, table: pd.DataFrame
-) -> RankAgreement[RankedConfiguration] | None:
+def device_ranks(original: Run, twin: Run, table: pd.DataFrame) -> RankAgreement | None:
     """Ranks of devices by seconds of the run per update, as `agreement` returns them, with the twin in
     place of virtual time. None for fewer than two devices. `table`: result of `twin_device_figures`."""
     if len(table) < 2:
@@ -262,6 +250,6 @@ def device_ranks(
     lasted = np.array([twin.duration, original.duration])
     costs = np.divide(lasted, counts, out=np.full_like(counts, inf), where=counts > 0)
     frame = pd.DataFrame(
-        {"configuration": table["device"], "virtual_cost": costs[:, 0], "real_cost": costs[:, 1]}
+        {"configuration": table["device"], "predicted": costs[:, 0], "measured": costs[:, 1]}
     )
     return agreement(frame)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.texts import name_list, quantity
 from analysis import summary
-from analysis.agreement import RankAgreement, RankedConfiguration
+from analysis.agreement import RankAgreement
 from analysis.manifest import Verdict
 from testbed.api import packing, results
 from testbed.api.packing import OpenedPack
@@ -141,76 +141,29 @@ def _comparison(opened: OpenedPack, done: Sequence[RunDirectory]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedByTime:
-    """Times and ranks of a configuration in virtual time and with the real runtime."""
+class Agreement:
+    """Agreement of rankings of configurations: in virtual time, and with a real runtime."""
 
-    name: str
-    virtual_s: float
-    """Mean time to the target in virtual time, in seconds; NaN if a seed did not reach the target."""
-    real_s: float
-    """Mean time to the target with the real runtime, in seconds; NaN if a seed did not reach it."""
-    virtual_rank: int
-    real_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankedByCost:
-    """Costs and ranks of a configuration in virtual time and with the real runtime."""
-
-    name: str
-    virtual_cost: float
-    """Mean cost of all devices to the target in virtual time, in the cost's unit; NaN if
-    a seed did not reach the target."""
-    real_cost: float
-    """Mean cost of all devices to the target with the real runtime; NaN if a seed did not reach it."""
-    virtual_rank: int
-    real_rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement(RankAgreement[RankedByTime]):
-    """Agreement of two rankings of configurations: in virtual time, and with a real runtime."""
-
-    configurations: tuple[RankedByTime, ...]
+    rankings: Mapping[str, RankAgreement]
+    """By `time` in seconds, and by further costs of all devices (`analysis.features.COSTS`), without
+    those that a run did not count."""
     target: float
-    """Target accuracy, 0 to 1."""
+    """Test accuracy, 0 to 1, whose costs are ranked."""
     runtime: str
     """Name of the real runtime."""
     verdicts: Mapping[Verdict, int]
     """Verdict -> number of real runs with that verdict."""
-    by_cost: Mapping[str, RankAgreement[RankedByCost]]
-    """Agreement of the rankings by further costs; without those that a run did not
-    count."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgreeResult:
     """Result of `agree`."""
 
-    agreement: RankAgreement[RankedConfiguration]
-    """Ranks by time, times in seconds, and Kendall's tau-b."""
-    by_cost: Mapping[str, RankAgreement[RankedConfiguration]]
-    """Ranks by further costs of all devices (`analysis.features.COSTS`), without those that a run did
-    not count."""
-    target: float
-    """Test accuracy (share). Configurations are ranked by the time until they reach this accuracy."""
-    runtime: str
-    """Name of the runtime with a real clock."""
+    agreement: Agreement
     real: tuple[Result, ...]
-    """Runs made with `runtime`."""
+    """Runs made with the real runtime."""
     folder: Path
     """Folder with the run directories."""
-
-    def output(self) -> Agreement:
-        """For programs."""
-        times = self.agreement.with_rows(RankedByTime)
-        return Agreement(
-            **{field.name: getattr(times, field.name) for field in fields(times)},
-            target=self.target,
-            runtime=self.runtime,
-            verdicts=summary.verdicts(self.real),
-            by_cost={name: one.with_rows(RankedByCost) for name, one in self.by_cost.items()},
-        )
 
 
 def agree(
@@ -256,11 +209,14 @@ def agree(
     if target is None:
         least = comparison.percent(comparison.TARGETS[0])
         raise BadInputError(f"{file}: no run reached an accuracy of {least}: add a `target` below it")
-    found = agreement.agreement(agreement.times(labels, virtual, real, target))
-    costs = agreement.other_costs(labels, virtual, real, target)
-    by_cost = {name: agreement.agreement(table) for name, table in costs.items()}
+    costs = {
+        "time": agreement.times(labels, virtual, real, target),
+        **agreement.other_costs(labels, virtual, real, target),
+    }
+    rankings = {name: agreement.agreement(table) for name, table in costs.items()}
     used = studies[1].cells[0].plan.runtime
-    return AgreeResult(found, by_cost, target, used, tuple(real), folder)
+    found = Agreement(rankings, target, used, summary.verdicts(real))
+    return AgreeResult(found, tuple(real), folder)
 
 
 def _runs_with_accuracy(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.device_actions import name_of
 from agents.texts import name_list
-from analysis.agreement import RankAgreement, RankedConfiguration, TwinRow
+from analysis.agreement import RankAgreement, TwinRow
 from testbed import speed
 from testbed import topology as topologies
 from testbed.api import running
@@ -64,30 +64,6 @@ class Twin:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedTwins:
-    """Times and ranks of a configuration in runs and in those of their twins."""
-
-    name: str
-    twin_s: float
-    """Mean time to the target with the twins, in seconds; NaN if a seed did not reach the target."""
-    original_s: float
-    """Mean time to the target in the runs, in seconds; NaN if a seed did not reach the target."""
-    twin_rank: int
-    original_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankedDevice:
-    """Ranks of a device by the seconds of the run per update."""
-
-    name: str
-    twin_s_per_update: float
-    original_s_per_update: float
-    twin_rank: int
-    original_rank: int
-
-
-@dataclass(frozen=True, slots=True)
 class TwinDevice:
     """A device in a run and in the run of its twin."""
 
@@ -116,8 +92,8 @@ class ComparedTwin:
     """A sentence for each figure that the run's records lack."""
     figures: Sequence[TwinRow]
     devices: Sequence[TwinDevice]
-    ranks: RankAgreement[RankedDevice] | None
-    """Ranks of the devices, with the twin in place of virtual time; None for a single device."""
+    ranks: RankAgreement | None
+    """Ranks of the devices by seconds of the run per update; None for a single device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +103,9 @@ class ComparedTwins:
     pairs: Sequence[ComparedTwin]
     target: float | None
     """Target accuracy of `ranks`, 0 to 1; None without ranks."""
-    ranks: RankAgreement[RankedTwins] | None
-    """Ranks of the configurations, with the twins in place of virtual time; None if there is only one,
-    or if no run reached an accuracy."""
+    ranks: RankAgreement | None
+    """Ranks of the configurations by seconds to the target; None if there is only one, or if no run
+    reached an accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +118,7 @@ class TwinPair:
     """Figures of the whole runs."""
     devices: pd.DataFrame
     """Figures of each device (`analysis.agreement.twin_device_figures`)."""
-    ranks: RankAgreement[RankedConfiguration] | None
+    ranks: RankAgreement | None
     """Ranks of the devices by seconds per update; None if there are fewer than two devices with
     updates."""
     target: float | None
@@ -160,7 +136,7 @@ class TwinPair:
             self.remarks,
             self.figures,
             [TwinDevice(**device) for device in devices],
-            None if self.ranks is None else self.ranks.with_rows(RankedDevice),
+            self.ranks,
         )
 
 
@@ -240,15 +216,13 @@ def twin(
     return replace(compare(running.load(run, runs=runs), done, target), remarks=made.remarks)
 
 
-def rank(
-    pairs: Sequence[TwinPair], target: float | None = None
-) -> tuple[RankAgreement[RankedConfiguration], float] | None:
+def rank(pairs: Sequence[TwinPair], target: float | None = None) -> tuple[RankAgreement, float] | None:
     """Rank the configurations of runs by the time to an accuracy, in the runs and in those of their
     twins. Return the agreement and the accuracy (share). Return None for fewer than two configurations,
     or if no run reached an accuracy of 10 %.
 
-    `target`: test accuracy (share); None for the highest that all runs reached. In the agreement, the
-    twins are in place of virtual time. Raises BadInputError if the runs learn different tasks.
+    `target`: test accuracy (share); None for the highest that all runs reached. Raises
+    BadInputError if the runs learn different tasks.
     """
     from analysis import agreement, comparison, names
 

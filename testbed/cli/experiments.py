@@ -29,7 +29,7 @@ from testbed.errors import BadInputError, RunFailedError, writable_file
 
 if TYPE_CHECKING:
     from analysis import load
-    from analysis.agreement import RankAgreement, RankedConfiguration
+    from analysis.agreement import RankAgreement
     from testbed.api.twins import TwinPair
 
 RunsGiven = Annotated[
@@ -84,6 +84,8 @@ Baseline = Annotated[
 ]
 
 _PANEL = "Many runs"
+_FASTER = ("is faster", "slower")
+"""Words on two configurations ranked by time."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -166,16 +168,15 @@ def agree(
             on_progress=lambda text: _print(text, quiet=as_json),
             runs=runs,
         )
+    told = found.agreement
     if as_json:
-        console.print_json(found.output())
+        console.print_json(told)
         return
-    accuracy = f"a test accuracy of {comparison.percent(found.target)}"
-    print_text(f"\nMean time to {accuracy}:")
-    _show(found.agreement, found.runtime, "s")
-    for name, ranks in found.by_cost.items():
-        cost = features.COSTS[name]
-        print_text(f"\nMean {cost.title} to {accuracy}:")
-        _show(ranks, found.runtime, cost.unit, words=cost.words)
+    for name, ranks in told.rankings.items():
+        cost = features.COSTS.get(name)
+        title, unit = (name, "s") if cost is None else (cost.title, cost.unit)
+        print_text(f"\nMean {title} to a test accuracy of {comparison.percent(told.target)}:")
+        _show(ranks, told.runtime, unit, words=_FASTER if cost is None else cost.words)
     print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
 
 
@@ -214,7 +215,7 @@ def twin(
         _write_twin(found[0], runtime, None if dry_run else to, data, as_json=as_json)
         return
     pairs = []
-    with _explaining_twins(quiet=as_json):
+    with _explaining_interrupt("finished twins stay among the runs", quiet=as_json):
         for path in found:
             pair = twins.twin(
                 path,
@@ -231,8 +232,7 @@ def twin(
     ranked = twins.rank(pairs, share) if len(pairs) > 1 else None
     if as_json:
         ranks, level = ranked or (None, None)
-        rows = None if ranks is None else ranks.with_rows(twins.RankedTwins)
-        console.print_json(twins.ComparedTwins([pair.output() for pair in pairs], level, rows))
+        console.print_json(twins.ComparedTwins([pair.output() for pair in pairs], level, ranks))
         return
     if ranked is not None:
         from analysis import comparison
@@ -282,15 +282,6 @@ def _show_pair(pair: TwinPair) -> None:
     if pair.ranks is not None:
         print_text("\nDevices by seconds per update:")
         _show(pair.ranks, names[0], "s", other="twin", where="the twin", digits=3)
-
-
-@contextmanager
-def _explaining_twins(*, quiet: bool) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        _print("Interrupted: finished twins stay among the runs", quiet=quiet)
-        raise
 
 
 def _percent(share: float) -> str:
@@ -436,14 +427,14 @@ def _verdicts(found: Sequence[load.Run]) -> str:
 
 
 def _show(
-    result: RankAgreement[RankedConfiguration],
+    result: RankAgreement,
     runtime: str,
     unit: str,
     *,
     other: str = "virtual",
     where: str = "virtual time",
     digits: int = 1,
-    words: tuple[str, str] = ("is faster", "slower"),
+    words: tuple[str, str] = _FASTER,
 ) -> None:
     """`runtime` and `other`: names of the two kinds of runs. `where`: name of the second kind in a
     sentence. `digits`: decimals of the costs. `words`: of the better and the worse configuration."""
@@ -451,9 +442,9 @@ def _show(
     table = console.number_table("", *headings)
     table.columns[0].justify = "left"
     for one in result.configurations:
-        pair = (one.virtual_cost, one.real_cost)
+        pair = (one.predicted, one.measured)
         costs = ("–" if math.isinf(cost) else f"{cost:.{digits}f}" for cost in pair)
-        table.add_row(one.name, *costs, str(one.virtual_rank), str(one.real_rank))
+        table.add_row(one.name, *costs, str(one.predicted_rank), str(one.measured_rank))
     out().print(table)
     if math.isnan(result.tau):
         print_text("Kendall's tau-b is not defined: all configurations tie in one of the two.")
@@ -510,11 +501,13 @@ def _check_writable(figure: Path | None, tables: Sequence[Path] | None) -> None:
 
 
 @contextmanager
-def _explaining_interrupt(*, quiet: bool) -> Iterator[None]:
+def _explaining_interrupt(
+    what: str = "the same command makes the remaining runs", *, quiet: bool
+) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _print("Interrupted: the same command makes the remaining runs", quiet=quiet)
+        _print(f"Interrupted: {what}", quiet=quiet)
         raise
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.agreement import RankAgreement, RankedConfiguration, agreement, times
+from analysis.agreement import RankAgreement, agreement, times
 from analysis.load import load
 
 
-def of(**seconds: list[tuple[float, float]]) -> RankAgreement[RankedConfiguration]:
+def of(**seconds: list[tuple[float, float]]) -> RankAgreement:
     """The agreement of configurations with a pair of times, virtual and real, for each seed."""
     rows = [(name, *pair) for name, pairs in seconds.items() for pair in pairs]
-    return agreement(pd.DataFrame(rows, columns=["configuration", "virtual_cost", "real_cost"]))
+    return agreement(pd.DataFrame(rows, columns=["configuration", "predicted", "measured"]))
 
 
-def ranks(found: RankAgreement[RankedConfiguration]) -> dict[str, tuple[int, int]]:
-    return {one.name: (one.virtual_rank, one.real_rank) for one in found.configurations}
+def ranks(found: RankAgreement) -> dict[str, tuple[int, int]]:
+    return {one.name: (one.predicted_rank, one.measured_rank) for one in found.configurations}
 
 
 def test_equal_orders_have_tau_one() -> None:
@@ -46,14 +46,14 @@ def test_tie_is_not_discordant_and_lowers_tau() -> None:
 def test_configurations_that_miss_the_target_are_last_and_tied() -> None:
     found = of(a=[(1.0, 1.0)], b=[(nan, inf)], c=[(inf, nan)], d=[(2.0, inf)])
     assert ranks(found) == {"a": (1, 1), "d": (2, 2), "b": (3, 2), "c": (3, 2)}
-    assert [one.real_cost for one in found.configurations] == [1.0, inf, inf, inf]
+    assert [one.measured for one in found.configurations] == [1.0, inf, inf, inf]
     assert found.tau == pytest.approx(3 / sqrt(5 * 3))
 
 
 def test_one_seed_missing_the_target_is_enough() -> None:
     found = of(a=[(1.0, 1.0), (1.0, inf)], b=[(2.0, 2.0), (2.0, 4.0)])
     assert ranks(found) == {"a": (1, 2), "b": (2, 1)}
-    assert [one.real_cost for one in found.configurations] == [inf, 3.0]
+    assert [one.measured for one in found.configurations] == [inf, 3.0]
 
 
 def test_tau_is_undefined_if_all_tie() -> None:
@@ -99,7 +99,7 @@ def test_times_to_the_target_are_interpolated(directory: Path) -> None:
     # 10 % at 0 s, 85 % at 5 s
     assert found.to_dict("list") == {
         "configuration": ["fedbuff"],
-        "virtual_cost": [pytest.approx(5 * 0.7 / 0.75)],
-        "real_cost": [pytest.approx(5 * 0.7 / 0.75)],
+        "predicted": [pytest.approx(5 * 0.7 / 0.75)],
+        "measured": [pytest.approx(5 * 0.7 / 0.75)],
     }
-    assert times(["fedbuff"], [run], [run], 0.9)["real_cost"].tolist() == [inf]
+    assert times(["fedbuff"], [run], [run], 0.9)["measured"].tolist() == [inf]

@@ -95,11 +95,11 @@ def test_energy_to_a_target_is_that_of_all_devices(run: Run) -> None:
 
 
 def test_configurations_are_ranked_by_energy(directory: Path, run: Run) -> None:
-    (joules,) = agreement.other_costs(["fedbuff"], [run], [run], 0.8)["energy"]["real_cost"]
+    (joules,) = agreement.other_costs(["fedbuff"], [run], [run], 0.8)["energy"]["measured"]
     at = metrics.crossed(run, "accuracy", 0.8)
     assert joules == pytest.approx(8 + (at - 2) * 2 + at)
     unreached = agreement.other_costs(["fedbuff"], [run], [run], 0.9)["energy"]
-    assert unreached["virtual_cost"].tolist() == [inf]
+    assert unreached["predicted"].tolist() == [inf]
     (directory / "telemetry.jsonl").unlink()
     assert agreement.other_costs(["fedbuff"], [run], [load(directory)], 0.8) == {}
 

@@ -390,10 +390,12 @@ def test_agree_compares_emulation_with_virtual_time(testbed: Testbed) -> None:
     code, out, _ = testbed("agree", "study.yaml", *ONE_JOB, "--runtime", "process", "--json")
     assert code == 0  # and nothing runs again
     found = json.loads(out)
-    assert (found["target"], found["runtime"], found["tau"], found["low"]) == (0.3, "process", 1.0, None)
-    first, last = found["configurations"]
-    assert min(first["virtual_s"], first["real_s"]) > 0
-    assert (last["name"], last["virtual_s"], last["virtual_rank"]) == ("endless", None, 2)
+    (by_time,) = found["rankings"].values()
+    assert (found["target"], found["runtime"]) == (0.3, "process")
+    assert (by_time["tau"], by_time["low"]) == (1.0, None)
+    first, last = by_time["configurations"]
+    assert min(first["predicted"], first["measured"]) > 0
+    assert (last["name"], last["predicted"], last["predicted_rank"]) == ("endless", None, 2)
     assert sum(found["verdicts"].values()) == 2
     assert len(runs_in(Path("runs/study"))) == 4
 

@@ -70,7 +70,7 @@ def test_twin_repeats_the_measured_rounds(testbed: Testbed) -> None:
     (time,) = (row for name, row in figures.items() if name.startswith("time to "))
     assert time["twin"] == pytest.approx(time["original"], rel=0.1)
     assert told["ranks"]["configurations"][0]["name"] == "fast"
-    assert told["ranks"]["configurations"][0]["twin_rank"] == 1
+    assert told["ranks"]["configurations"][0]["predicted_rank"] == 1
     assert told["original"] == run.name
     assert load(Path("runs") / told["twin"]).topology["name"] == "desk-twin"
 
