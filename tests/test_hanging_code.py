@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from testbed.run import controller
+from testbed.run import supervision
 from testbed.runtimes.process import runtime as process
 from testbed.runtimes.process.runtime import Programs
 from tests.running import Finished, Testbed, left_as_processes, write_small_topology
@@ -138,7 +138,7 @@ def test_hanging_own_code_is_named(
         (sys.executable, "-c", QUICK.format(agent=agent)) for agent in ("aggregator", "client")
     )
     monkeypatch.setattr(process, "Programs", lambda: Programs(aggregator=aggregator, client=client))
-    monkeypatch.setattr(controller, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(supervision, "LATE_SECONDS", 0.0)
     topology = write(tmp_path, place, how, after="1h" if answers else "3s")
     if answers:
         threading.Thread(target=interrupt, daemon=True).start()

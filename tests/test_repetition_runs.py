@@ -15,12 +15,13 @@ import pytest
 from agents.config import AccessLink
 from agents.device_actions import SetLink
 from agents.mqtt.topics import ROUTER
-from agents.mqtt.transport import Connection
-from agents.wire.messages import DeviceOrder
+from agents.wire.messages import DeviceOrder, encode
 from testbed.fidelity import host_load
 from testbed.fidelity.host_load import OtherWork
 from testbed.plan import PlannedDevice
+from testbed.run import inputs
 from testbed.run.controller import Controller
+from testbed.run.host_watch import HostWatch
 from testbed.runtimes.process.runtime import ProcessRuntime
 from tests.running import Finished, Testbed, left_as_processes, left_in_docker, write_topology
 from tests.testbed.test_repetition import stranger
@@ -75,20 +76,25 @@ def test_link_that_is_right_at_the_second_time_starts_the_run(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    original = Controller._measure_again
+    original = Controller._carry_out
 
-    def mended(self: Controller, connection: Connection, *arguments: Any) -> None:
+    def mended(self: Controller, action: inputs.ControllerAction) -> None:
+        if isinstance(action, inputs.MeasureAgain):
+            mend(self)
+        original(self, action)
+
+    def mend(self: Controller) -> None:
         target = "far" if runtime == "docker" else ROUTER
-        self._send(connection, (target, DeviceOrder("far", SetLink({"up": RATE}))))
-        if isinstance(
-            self._runtime, ProcessRuntime
-        ):  # the relay gets no order to measure after this one
+        assert self._connection is not None
+        order = encode(DeviceOrder("far", SetLink({"up": RATE})))
+        self._connection.publish(self.core.run.topics.control(target), order)
+        if isinstance(self._runtime, ProcessRuntime):
+            # The relay gets no order to measure after this one.
             relay = self._runtime._relay
             assert relay is not None
             eventually(lambda: (relay.measure(["far"])[0].probe.up or 0.0) > 0.75 * RATE)
-        original(self, connection, *arguments)
 
-    monkeypatch.setattr(Controller, "_measure_again", mended)
+    monkeypatch.setattr(Controller, "_carry_out", mended)
     done = testbed("up", topology(tmp_path), "--runtime", runtime, "--runs", tmp_path / "runs")
     assert done.code == 0, done
     again = r"Measuring 1 link again: the host is busy \(others use [0-9.]+ of \d+ cores: .*\d\)"
@@ -135,7 +141,7 @@ def test_only_the_wrong_segment_is_measured_again(
     """The devices are connected through it by then. That it was wrong is planted."""
     found = [["cell"]]
     monkeypatch.setattr("testbed.run.controller.wrong_segments", lambda _: found.pop() if found else [])
-    monkeypatch.setattr(Controller, "_other_work", lambda _: [OtherWork("others are busy", True)])
+    monkeypatch.setattr(HostWatch, "other_work", lambda _: [OtherWork("others are busy", True)])
     monkeypatch.setattr(host_load, "PAUSES", (0.5,))
     topology = write_topology(
         tmp_path,

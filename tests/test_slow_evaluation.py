@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agents import events
-from testbed.run import controller
+from testbed.run import supervision
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.process import runtime as process
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_the_wait_for_the_last_evaluation(up: Up, tmp_path: Path) ->
 
 def test_failed_evaluation_ends_the_run_with_its_reason(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails again after a restart of the aggregator. The records up to then are kept."""
-    monkeypatch.setattr(controller, "_MAX_RESTARTS", 1)
+    monkeypatch.setattr(supervision, "_MAX_RESTARTS", 1)
     run = up("1 / 0", timeout=60, code=1, stop={"after": "60s"})
     assert "ZeroDivisionError" in (run.path / "logs" / "aggregator.log").read_text()
     assert isinstance(run.records[0], events.RunStarted)

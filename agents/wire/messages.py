@@ -377,6 +377,8 @@ AddressedOrder = tuple[str, Order]
 Telemetry = (
     UsageSample | LinkProbe | LimitsRead | Disturbance | features.Telemetry | NetworkProbe | NetworkUse
 )
+Measurement = Telemetry | GpuSample
+"""A line of the telemetry of a run."""
 """Messages that devices and the router send to the controller."""
 Message = (
     Order

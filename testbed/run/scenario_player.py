@@ -1,36 +1,39 @@
-"""Scenario player: carries out the scenario's steps and users' commands, and knows which devices must be
-ready again."""
+"""The scenario's steps, users' commands, and the devices that must be ready again.
+
+Each action is recorded in the run's events. The record has the lateness of the action: the seconds from
+the due time to the time at which the action was done.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from agents import events
 from agents.device_actions import (
     Action,
     Crash,
-    DeviceAction,
     DeviceState,
     Join,
     Leave,
     PowerOff,
     PowerOn,
     Restart,
-    SegmentAction,
     SetBackground,
-    SetLink,
+    SetCpu,
     Switching,
     from_json,
     holds,
     to_json,
 )
-from agents.mqtt.topics import AGGREGATOR, ROUTER
+from agents.mqtt.topics import AGGREGATOR
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from agents.wire.messages import AddressedOrder, DeviceOrder, LogOrder, Source
+from agents.wire.messages import AddressedOrder, LogOrder, Source
 from testbed.errors import BadInputError
-from testbed.plan.planned_devices import to_host_time
+from testbed.plan.planned_devices import action_steps
+from testbed.run.inputs import Act
+from testbed.run.part import ControlledRun, ControllerPart
 from testbed.topology.action_timeline import Step
 
 
@@ -84,21 +87,9 @@ class AwaitedDevices:
             del self._deadlines[device]
             yield f"{device} did not come back within {self._timeout_s:g} s of its start"
 
-
-# Scenario player: carries out the scenario's steps on a run's devices, and users' commands during a run.
-#
-# Each action is recorded in the run's events. The record has the lateness of the action: the seconds
-# from the due time to the time at which the action was done.
-
-
-class Actuator(Protocol):
-    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
-        """Carry out the runtime's part of `action`. Return the orders for the processes that do the
-        rest.
-
-        An action without effect, such as a pause of a paused device, is no error. A user may order any
-        action. Raises HostError, or BadInputError if this run cannot carry out the action.
-        """
+    def problems(self) -> Iterator[str]:
+        if awaited := self._present & self._deadlines.keys():
+            yield f"{sorted(awaited)} are present, and awaited"
 
 
 def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
@@ -135,51 +126,26 @@ def _only_ends(action: Action) -> bool:
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
-def segment_orders(segment: str, action: Action, dilation: float) -> list[AddressedOrder]:
-    """Raises BadInputError if the action applies to devices only."""
-    if not isinstance(action, SegmentAction):
-        raise BadInputError(
-            f"{segment} is a segment: only its link and its background traffic change, and it can be "
-            "disconnected and connected"
-        )
-    if isinstance(action, SetLink):
-        action = SetLink(to_host_time(action.changes, dilation))
-    return [(ROUTER, DeviceOrder(segment, action))]
-
-
-class ScenarioPlayer:
-    """Carries out `steps` on the devices of `actuator`, in the order of time.
-
-    `segments`: on which the router or the relay acts. `send`: called with each order for another
-    process. `failed`: called with a sentence on each step that failed. `dilation`: host seconds per
-    second of device time.
-    """
+class ScenarioPlayer(ControllerPart):
+    """`features`: parts that carry out some of the actions. `steps`: the scenario's, in the order of
+    time."""
 
     def __init__(
-        self,
-        steps: Iterator[Step],
-        actuator: Actuator,
-        send: Callable[[AddressedOrder], None],
-        failed: Callable[[str], None],
-        dilation: float = 1.0,
-        segments: Collection[str] = (),
+        self, run: ControlledRun, features: Sequence[ControllerPart], steps: Iterator[Step] | None = None
     ) -> None:
-        self._dilation = dilation
-        self._segments = segments
-        self._steps = steps
-        self._actuator = actuator
-        self._send = send
-        self._failed = failed
-        self._next = next(steps, None)
-        self._epoch: float | None = None
+        super().__init__(run)
+        self._features = features
+        self._steps = action_steps(run.spec.topology, run.plan) if steps is None else steps
+        self._next = next(self._steps, None)
+        self._shares = {device.name: device.cpu or 0.0 for device in run.plan.devices}
+        """Current CPU share of each device, in cores."""
+        self._returning = AwaitedDevices(run.spec.topology.start.timeout)
 
-    def start(self, epoch: float, begin: float = 0.0) -> None:
-        """`epoch`: reading of the monotonic clock at time 0 of the run clock. `begin`: seconds of the
-        run clock at which a resumed run continues. Earlier steps are not repeated, but their remaining
+    def start(self, begin: float, at: float) -> None:
+        """Steps before `begin`, at which a resumed run continues, are not repeated, but their remaining
         effects are carried out again."""
-        self._epoch = epoch
         for device, action in remaining_effects(self._until(from_seconds(begin))):
-            self._play(device, action, begin)
+            self._play(device, action, begin, at)
 
     def _until(self, begin: Nanoseconds) -> Iterator[Step]:
         while (step := self._next) is not None and step.at < begin:
@@ -189,40 +155,67 @@ class ScenarioPlayer:
     @property
     def next_due(self) -> float:
         """Seconds on the monotonic clock; infinity if no step is left."""
-        if self._next is None or self._epoch is None:
-            return float("inf")
-        return self._epoch + to_seconds(self._next.at) * self._dilation
+        return math.inf if self._next is None else self._run.host_time(to_seconds(self._next.at))
 
-    def play(self) -> None:
-        while (step := self._next) is not None and time.monotonic() >= self.next_due:
+    def record(self, record: events.Record, at: float) -> None:
+        self._returning.record(record, at)
+        if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
+            self._shares[record.device] = action.cpu
+
+    def tick(self, at: float) -> None:
+        if self._run.is_over or not self._run.has_started:
+            return
+        while (step := self._next) is not None and at >= self.next_due:
             self._next = next(self._steps, None)
-            self._play(step.device, step.action, to_seconds(step.at))
+            self._play(step.device, step.action, to_seconds(step.at), at)
+        for failure in self._returning.overdue(at):
+            self._run.record_failure(failure)
 
-    def execute(self, device: str, action: Action) -> None:
-        """Raises BadInputError, HostError."""
-        self._do(device, action, None)
+    def execute(self, command: Mapping[str, Any], at: float) -> None:
+        """Carry out a user's command. Raises BadInputError."""
+        device, action = parse_command(command)
+        run, plan = self._run, self._run.plan
+        if run.is_over:
+            raise BadInputError(f"{run.spec.directory.run} is over except for its last evaluation.")
+        if device not in run.devices and device not in plan.segments:
+            raise BadInputError(f"{run.spec.directory.run} has no device {device}.")
+        if isinstance(action, SetCpu) and device in run.devices:
+            shares = (self._shares | {device: action.cpu}).values()
+            why = plan.too_little(action.cpu) or plan.too_much(shares)
+            if why is not None:
+                raise BadInputError(f"{device} cannot have {action.cpu:g} cpu: {why}.")
+        self._do(device, action, None, at)
 
-    def _play(self, device: str, action: Action, planned: float) -> None:
+    def _play(self, device: str, action: Action, due: float, at: float) -> None:
         """If the device's state does not allow the step, report that. The run continues."""
         try:
-            self._do(device, action, planned)
+            self._do(device, action, due, at)
         except BadInputError as error:
-            self._failed(str(error))
+            self._run.record_failure(str(error))
 
-    def _do(self, device: str, action: Action, planned: float | None) -> None:
-        if device in self._segments:
-            orders = segment_orders(device, action, self._dilation)
-        elif isinstance(action, SetBackground):
+    def _do(self, device: str, action: Action, due: float | None, at: float) -> None:
+        source: Source = "hand" if due is None else "scenario"
+        for part in self._features:
+            if (orders := part.carry_out(device, action)) is not None:
+                self._run.orders += orders
+                self._log(device, action, source, due, self._run.device_time(at))
+                return
+        if isinstance(action, SetBackground):
             raise BadInputError(
                 f"{device} is a device, and only segments have background traffic: name a segment"
             )
-        else:
-            orders = self._actuator.act(device, action)
-        for order in orders:
-            self._send(order)
-        if self._epoch is None:
-            return
-        at = (time.monotonic() - self._epoch) / self._dilation
-        lateness = 0.0 if planned is None else at - planned
-        source: Source = "hand" if planned is None else "scenario"
-        self._send((AGGREGATOR, LogOrder(at, device, source, lateness, to_json(action))))
+        self._run.do(Act(device, action, source, due))
+
+    def done(self, act: Act, orders: Iterable[AddressedOrder], at: float) -> None:
+        self._run.orders += orders
+        if act.source is not None:
+            done = self._run.device_time(at) if act.at is None else act.at
+            self._log(act.device, act.action, act.source, act.due, done)
+
+    def _log(self, device: str, action: Action, source: Source, due: float | None, at: float) -> None:
+        """Have the action recorded. `due`, `at`: device times in seconds."""
+        lateness = 0.0 if due is None else at - due
+        self._run.order(AGGREGATOR, LogOrder(at, device, source, lateness, to_json(action)))
+
+    def problems(self) -> Iterator[str]:
+        return self._returning.problems()

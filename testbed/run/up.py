@@ -46,6 +46,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     The fidelity is that of the last segment, and is saved in the run directory. The validity is that of
     the whole run. `epoch`: reading of the monotonic clock at device time 0.
     """
+    hosts, run = controller.hosts, controller.core.run
     records = list(events.read(spec.directory.events))
     begins = [record.at for record in records if isinstance(record, events.RunStarted)]
     begin = begins[-1] if begins else 0.0
@@ -54,8 +55,8 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         spec=spec,
         records=records,
         clock=SegmentClock(epoch / spec.plan.dilation, begin=begin, end=end),
-        clocks=controller.clocks,
-        loads=controller.other_samples,
+        clocks=hosts.clocks,
+        loads=hosts.other_samples,
     )
     devices = requested.devices(spec, records)
     trainings = requested.trainings(devices, records)
@@ -67,8 +68,8 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     )
     fidelity = replace(
         fidelity,
-        clocks=controller.clocks,
-        features=(*controller.feature_figures, *feature_figures(evidence)),
+        clocks=hosts.clocks,
+        features=(*controller.core.figures(), *feature_figures(evidence)),
     )
     fidelity.save(spec.directory.fidelity)
     in_manifest = {one.feature: one.entry for one in fidelity.features if one.is_in_manifest}
@@ -76,15 +77,15 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         spec.directory.write_manifest(**in_manifest)
     steps = tuple(requested.steps(records))
     last = verdict(
-        controller.host_samples,
+        hosts.samples,
         fidelity,
         steps=steps,
         trainings=trainings.values(),
-        failures=controller.failures,
-        others=controller.other_samples,
+        failures=run.failures,
+        others=hosts.other_samples,
         disruptions=[
             replace(one, at=min(one.at, end))
-            for one in (*records, *controller.disruptions)  # most are in both
+            for one in (*records, *run.disruptions)  # most are in both
             if isinstance(one, events.Disrupted) and one.at >= begin and one.since <= end
         ],
         wrong_sums=[
@@ -162,17 +163,17 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
         try:
             return controller.run()
         finally:  # a second interruption leaves the run without a verdict
-            entries["timings"] = controller.timings.as_dict()
+            entries["timings"] = {name: round(value, 2) for name, value in controller.timings.items()}
             if refused := _refused_requests(spec):
                 entries["refused"] = refused
                 view.progress(
                     f"The broker refused {quantity(sum(refused.values()), 'request')}: see "
                     f"{spec.directory.log(BROKER)}"
                 )
-            if controller.epoch is not None:
+            if (epoch := controller.core.run.epoch) is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement, segments = judge(spec, controller, controller.epoch)
-                    entries["host_load"] = host_load.summary(controller.host_samples)
+                    judgement, segments = judge(spec, controller, epoch)
+                    entries["host_load"] = host_load.summary(controller.hosts.samples)
                     entries |= {"validity": judgement.validity.as_dict(), "judged_segments": segments}
                     view.judged(judgement)
 

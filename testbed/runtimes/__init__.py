@@ -14,7 +14,7 @@ from agents.config import BrokerAccess
 from agents.device_actions import DeviceAction
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.process import without_garbage_collection
-from agents.wire.messages import AddressedOrder, Disturbance, GpuSample, Telemetry
+from agents.wire.messages import AddressedOrder, Disturbance, Measurement
 from testbed.broker import BROKER
 from testbed.data.preparation import Prepared
 from testbed.fidelity.host_load import HostSample
@@ -89,7 +89,7 @@ class HostReading:
 class Meter(Protocol):
     """Measures what a run uses, without changing anything. Called from the runtime's thread."""
 
-    def telemetry(self) -> Sequence[Telemetry | GpuSample]:
+    def telemetry(self) -> Sequence[Measurement]:
         """One per device, about once a second; empty if devices send their telemetry themselves."""
         return ()
 

@@ -12,6 +12,7 @@ import json
 import random
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,11 +41,10 @@ from agents.secure.party import Party
 from agents.secure.secure_messages import Masked
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from testbed.run.controller import Controller
-from testbed.view import View
+from testbed.run.core import ControllerCore
+from testbed.run.inputs import Connected, MessageArrived, WriteSample
 from tests.fuzz.harness import Read
 from tests.fuzz.mutations import VALUES, damage
-from tests.testbed.test_controller import Idle
 from tests.testbed.test_process_runtime import spec
 
 BODIES = ("vector", "encoded", "buffers", "vectors")
@@ -77,7 +77,8 @@ class Parts:
         run = spec(folder)
         self._names = Topics(run.directory.run)
         self._written: list[str] = []
-        self._controller = Controller(run, Idle(), View())
+        self._controller = ControllerCore(run)
+        self._controller.handle(Connected(0.0))
         self._aggregator = _aggregator(folder, self._names.run)
         self._router = _router(self._names.run)
         self._victim, self._peer = (Party("r", name, _SECURE, 4) for name in ("a", "b"))
@@ -217,10 +218,12 @@ class Parts:
         self._hear(self._names.failure("d-1"), text.encode())
 
     def _hear(self, topic: str, payload: bytes) -> None:
-        message = ReceivedMessage(topic, self._damaged(payload), 0)
-        self._controller._handle_message(message, self._written.append)
-        self._controller._orders.clear()
-        self._controller.failures.clear()
+        arrived = MessageArrived(time.monotonic(), topic, self._damaged(payload))
+        actions = self._controller.handle(arrived)
+        self._controller.validate()
+        self._written += [action.line for action in actions if isinstance(action, WriteSample)]
+        self._controller.run.orders.clear()
+        self._controller.run.failures.clear()
 
     def _order(self) -> None:
         action = Crash() if self._random.random() < 0.5 else SetLink({"rtt": 0.1})

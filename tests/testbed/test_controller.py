@@ -10,16 +10,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from agents import events, user_code
 from agents.config import AccessLink, BrokerAccess, Segment
-from agents.device_actions import Action, Crash, SetLink
+from agents.device_actions import Action, Crash, Restart, SetLink
 from agents.disturbances import HangingFile
 from agents.fields import NO_LIMIT
 from agents.mqtt.topics import Topics
@@ -28,10 +28,14 @@ from agents.wire.messages import AddressedOrder, DeviceOrder, MeasureOrder, Note
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import host_load
 from testbed.fidelity.host_load import OtherWork
+from testbed.fidelity.validity import doubt_note
 from testbed.host.processes import interrupting
 from testbed.plan.agent_configs import RunSpec
-from testbed.run import live_runs
+from testbed.run import inputs, live_runs
 from testbed.run.controller import Controller
+from testbed.run.core import ControllerCore
+from testbed.run.host_watch import HostWatch
+from testbed.run.inputs import ControllerPhase
 from testbed.run.up import judge
 from testbed.rundir.live_files import Samples
 from testbed.runtimes import LiveRun, Meter
@@ -51,11 +55,42 @@ class Asked(Connection):
         self._controller, self._names, self._limits = controller, names, limits
 
     def publish(self, topic: str, payload: Any, *, retain: bool = False) -> None:
-        name = json.loads(payload)["device"]
+        name = json.loads(payload).get("device")
+        if name is None:  # for the aggregator
+            return
         assert topic == self._names.control(name)
         read = {"device": name, "at": time.monotonic(), "limits": self._limits}
         answer = ReceivedMessage(self._names.telemetry(name), json.dumps(read).encode(), 0)
         self._controller._inbox.receive(answer)
+
+
+def hold_barrier(
+    controller: Controller, connection: Connection, until: Callable[[Controller], bool] | None = None
+) -> None:
+    """Tick until the run clock starts, or until `until`."""
+    controller._connection = connection
+    with controller._spec.directory.telemetry.open("a", buffering=1) as telemetry:
+        controller._telemetry = telemetry
+        controller._handle(inputs.Connected(time.monotonic()))
+        while not (until or (lambda one: one.core.run.has_started))(controller):
+            controller._tick()
+            controller._sleep()
+
+
+def connected(run: RunSpec, epoch: float | None = None) -> ControllerCore:
+    """A core whose run has begun at `epoch`; None if it waits for the devices."""
+    core = ControllerCore(run)
+    core.handle(inputs.Connected(0.0))
+    if epoch is not None:
+        core.run.phase, core.run.epoch = ControllerPhase.RUNNING, epoch
+    return core
+
+
+def receive(core: ControllerCore, topic: str, payload: bytes, at: float | None = None) -> list[str]:
+    """Pass a message; return the lines of telemetry that are to be written."""
+    actions = core.handle(inputs.MessageArrived(time.monotonic() if at is None else at, topic, payload))
+    core.validate()
+    return [action.line for action in actions if isinstance(action, inputs.WriteSample)]
 
 
 @dataclass
@@ -113,7 +148,7 @@ def test_sigterm_during_startup_leaves_nothing(tmp_path: Path) -> None:
 
     def waits_for_devices() -> bool:
         stack = (frame for frame, _ in traceback.walk_stack(sys._current_frames()[main]))
-        return any(frame.f_code is Controller._hold_barrier.__code__ for frame in stack)
+        return any(frame.f_code is Controller._sleep.__code__ for frame in stack)
 
     def terminate() -> None:
         eventually(waits_for_devices)
@@ -215,20 +250,16 @@ def test_log_of_a_failed_process_is_shown_even_if_removal_fails(tmp_path: Path) 
 
 def test_failed_order_is_noted_and_makes_the_run_not_valid(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    written: list[str] = []
-    said = ReceivedMessage(names.failure("d-1"), b"`tc qdisc` failed", 0)
-    controller._handle_message(said, written.append)
+    core, names = connected(run), Topics(run.directory.run)
+    assert receive(core, names.failure("d-1"), b"`tc qdisc` failed") == []
     told = "d-1: `tc qdisc` failed"
-    assert controller.failures == [told]
-    assert controller._orders == [("aggregator", NoteOrder(told))]
-    assert written == []
+    assert core.run.failures == [told]
+    assert core.run.orders == [("aggregator", NoteOrder(told))]
 
 
 def test_invalid_message_is_noted_and_ignored(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    written: list[str] = []
+    core, names = connected(run), Topics(run.directory.run)
     of_another = b'{"device": "d-2", "at": 1.0, "cpu": 1.0, "memory": 1}'
     of_the_future = b'{"device": "d-1", "at": %f, "cpu": 1.0, "memory": 1}' % (time.monotonic() + 60)
     for topic, payload in (
@@ -238,135 +269,158 @@ def test_invalid_message_is_noted_and_ignored(tmp_path: Path) -> None:
         (names.status("d-1"), b"\xff"),
         (names.request("d-1"), b"stop"),
     ):
-        controller._handle_message(ReceivedMessage(topic, payload, 0), written.append)
-    assert controller._status == {}
-    assert written == controller.failures == []
-    notes = [note.message for _, note in controller._orders if isinstance(note, NoteOrder)]
+        assert receive(core, topic, payload) == []
+    assert core.run.status == {}
+    assert core.run.failures == []
+    notes = [note.message for _, note in core.run.orders if isinstance(note, NoteOrder)]
     assert len(notes) == 5
     assert notes[1].endswith("device: found d-2, expected d-1 as in the topic")
     for _ in range(100):
-        controller._handle_message(ReceivedMessage(names.status("d-1"), b"?", 0), written.append)
-    said = {topic: count for topic, count in controller._refusals.counts.items() if count > 1}
+        receive(core, names.status("d-1"), b"?")
+    said = {topic: count for topic, count in core._refusals.counts.items() if count > 1}
     assert said == {names.telemetry("d-1"): 3, names.status("d-1"): 101}
-    assert len(controller._orders) == 3 + 22 + 1  # of 101 the first 20, the 21st, the 100th
-    assert controller._refusals.count == 105
+    assert len(core.run.orders) == 3 + 22 + 1  # of 101 the first 20, the 21st, the 100th
+    assert core._refusals.count == 105
 
 
 def test_excess_telemetry_of_a_device_is_dropped_without_affecting_others(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    core, names = connected(run), Topics(run.directory.run)
     written: list[str] = []
     sample = b'{"device": "%s", "at": 1.0, "cpu": 1.0, "memory": 1}'
     for _ in range(1000):
-        controller._handle_message(
-            ReceivedMessage(names.telemetry("d-1"), sample % b"d-1", 0), written.append
-        )
-        controller._handle_message(ReceivedMessage(names.failure("d-1"), b"x" * 4096, 0), written.append)
-        controller._handle_message(ReceivedMessage(names.failure("d-1"), b"x" * 5000, 0), written.append)
-    controller._handle_message(
-        ReceivedMessage(names.telemetry("d-2"), sample % b"d-2", 0), written.append
-    )
+        written += receive(core, names.telemetry("d-1"), sample % b"d-1")
+        receive(core, names.failure("d-1"), b"x" * 4096)
+        receive(core, names.failure("d-1"), b"x" * 5000)
+    written += receive(core, names.telemetry("d-2"), sample % b"d-2")
     assert 100 < len(written) < 200
     assert '"d-2"' in written[-1]
-    assert len(controller.failures) + len(controller._orders) < 400
+    assert len(core.run.failures) + len(core.run.orders) < 400
 
 
-def test_flooding_client_is_killed_and_the_aggregator_notified_afterwards(
-    tmp_path: Path,
-) -> None:
+def test_flooding_client_is_killed_and_the_aggregator_notified_afterwards(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    runtime = Idle()
-    controller, names = Controller(run, runtime, Lines()), Topics(run.directory.run)
-    of_d1 = '{"event":"action","at":1.0,"device":"d-1","source":"%s",'
-    crash = of_d1 + '"lateness":0.0,"details":{"action":"crash"}}\n'
-    run.directory.events.write_text(crash % "hand")
-    controller._read_records()
-    assert runtime.done == []
-    run.directory.events.write_text(crash % "hand" + crash % "aggregator")
-    controller._read_records()
-    assert runtime.done == [("d-1", Crash())]
+    core, names = connected(run, epoch=0.0), Topics(run.directory.run)
+
+    def crash(source: Literal["hand", "aggregator"]) -> Sequence[inputs.ControllerAction]:
+        record = events.Acted(1.0, "d-1", source, 0.0, {"action": "crash"})
+        return core.handle(inputs.RecordRead(1.0, 1.0, record))
+
+    assert crash("hand") == []
+    (ended,) = crash("aggregator")
+    assert ended == inputs.Act("d-1", Crash(), None)
+    core.handle(inputs.ActionDone(1.0, inputs.Act("d-1", Crash(), None)))
     told = "d-1 sent far more than allowed, and its client was ended"
-    assert controller.failures == [told]
-    assert controller._postponed == []
-    controller._handle_message(ReceivedMessage(names.status("aggregator"), b"ready", 0), lambda _: None)
-    assert controller._postponed is None
-    assert controller._orders == [("aggregator", NoteOrder(told))]
+    assert core.run.failures == [told]
+    assert core.handle(inputs.TickOver(1.1)) == []
+    assert core.run.postponed == [("aggregator", NoteOrder(told))]
+    receive(core, names.status("aggregator"), b"ready")
+    assert core.run.postponed is None
+    assert core.run.orders == [("aggregator", NoteOrder(told))]
 
 
 def test_unreadable_failure_makes_the_run_not_valid(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._handle_message(ReceivedMessage(names.failure("d-1"), b"\xff", 0), lambda _: None)
-    assert len(controller.failures) == len(controller._orders) == 1
+    core, names = connected(run), Topics(run.directory.run)
+    receive(core, names.failure("d-1"), b"\xff")
+    assert len(core.run.failures) == len(core.run.orders) == 1
 
 
 def test_order_that_cannot_be_sent_is_a_failure(tmp_path: Path) -> None:
-    run = spec(tmp_path)
-    controller = Controller(run, Idle(), Lines())
-    connection = Connection(BrokerAccess("localhost", 0, "c", ""), [], lambda _: None)
-    controller._send(connection, ("d-1", DeviceOrder("d-1", SetLink({"rtt": 1e12}))))
-    (failure,) = controller.failures
+    core = connected(spec(tmp_path), epoch=0.0)
+    core.run.order("d-1", DeviceOrder("d-1", SetLink({"rtt": 1e12})))
+    assert core.handle(inputs.TickOver(1.0)) == []
+    (failure,) = core.run.failures
     assert failure.startswith("an order to d-1 could not be sent: ")
     assert ".link.rtt`" in failure
 
 
 def test_share_below_a_containers_minimum_is_refused_during_a_run(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    run = replace(run, plan=replace(run.plan, runtime="docker"))
-    controller = Controller(run, Idle(), Lines())
-    with pytest.raises(BadInputError, match=r"cannot have 0\.0005 cpu: a container has at least 0\.001"):
-        controller._execute({"device": "d-1", "action": "set", "cpu": 0.0005})
+    core = connected(replace(run, plan=replace(run.plan, runtime="docker")), epoch=0.0)
+    (refused,) = core.handle(inputs.CommandGiven(1.0, {"device": "d-1", "action": "set", "cpu": 0.0005}))
+    assert isinstance(refused, inputs.Refuse)
+    assert "cannot have 0.0005 cpu: a container has at least 0.001" in refused.reason
 
 
-def test_broker_that_stands_still_until_the_end_makes_the_run_not_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The order to record it gets no further than the broker."""
-    run, runtime = spec(tmp_path), Idle()
-    runtime.meter = StoppedMeter()
-    controller = Controller(run, runtime, Lines())
-    controller.epoch = 100.0
-    ended = events.RunStarted(0.0, 0.0, (), ()), events.RunEnded(12.0, "after", 0, 0)
+def test_users_command_that_the_runtime_cannot_do_is_answered(tmp_path: Path) -> None:
+    """The scenario's is recorded as a failure, and the run goes on."""
+
+    class Refusing(Idle):
+        def act(self, device: str, action: Action) -> list[AddressedOrder]:
+            raise BadInputError(f"{device} has ended")
+
+    controller = Controller(spec(tmp_path), Refusing(), Lines())
+    controller.core.run.phase, controller.core.run.epoch = ControllerPhase.RUNNING, 0.0
+    with pytest.raises(BadInputError, match="d-1 has ended"):
+        controller._execute({"device": "d-1", "action": "restart"})
+    with pytest.raises(BadInputError, match="has no device d-9"):
+        controller._execute({"device": "d-9", "action": "restart"})
+    controller._carry_out(inputs.Act("d-1", Restart(), "scenario", due=1.0))
+    assert controller.core.run.failures == ["d-1 has ended"]
+
+
+def watched(
+    at: float, *stopped: str, hanging: Mapping[str, str] | None = None
+) -> inputs.ProcessesWatched:
+    return inputs.ProcessesWatched(at, {*stopped}, hanging or {})
+
+
+def judged(controller: Controller) -> tuple[str, ...]:
+    """Reasons why the run is not valid."""
+    epoch = controller.core.run.epoch
+    assert epoch is not None
+    judgement, _ = judge(controller._spec, controller, epoch)
+    return tuple(judgement.validity.reasons)
+
+
+def running(run: RunSpec, end: float, view: View | None = None) -> Controller:
+    """A controller of a run that has begun at 100 s and will end after `end` seconds."""
+    controller = Controller(run, Idle(), view or Lines())
+    ended = events.RunStarted(0.0, 0.0, (), ()), events.RunEnded(end, "after", 0, 0)
     run.directory.events.write_text("".join([events.to_line(record) for record in ended]))
+    controller.core.run.phase, controller.core.run.epoch = ControllerPhase.RUNNING, 100.0
+    return controller
+
+
+def end(controller: Controller, at: float) -> None:
+    """Let the aggregator record the end of the run, at device time `at` in seconds."""
+    record = events.RunEnded(at, "after", 0, 0)
+    controller.core.handle(inputs.RecordRead(100.0 + at, 0.0, record))
+    controller.core.handle(inputs.LastRecordsRead(100.0 + at))
+
+
+def test_broker_that_stands_still_until_the_end_makes_the_run_not_valid(tmp_path: Path) -> None:
+    """The order to record it gets no further than the broker."""
+    controller = running(spec(tmp_path), 12.0)
     for at in (104.0, 106.9, 107.1, 120.0):
-        monkeypatch.setattr(time, "monotonic", lambda at=at: at)
-        controller._check_stopped()
-    judgement, _ = judge(run, controller, controller.epoch)
-    assert "the broker stood still from 4.0 to 7.1 s" in judgement.validity.reasons
-    controller._record_lasting(112.0)  # the end
-    judgement, _ = judge(run, controller, controller.epoch)
-    assert "the broker stood still from 4.0 to 12.0 s" in judgement.validity.reasons
-    controller.epoch = 50.0  # a disruption after the end of the run does not count
-    controller.disruptions.clear()
-    controller._record_disruption(70.0, 65.0, "the broker stood still")
-    judgement, _ = judge(run, controller, controller.epoch)
-    assert not judgement.validity.reasons
+        controller.core.handle(watched(at, "broker"))
+    assert "the broker stood still from 4.0 to 7.1 s" in judged(controller)
+    end(controller, 12.0)
+    assert "the broker stood still from 4.0 to 12.0 s" in judged(controller)
+    controller.core.run.epoch = 50.0  # a disruption after the end of the run does not count
+    controller.core.run.disruptions.clear()
+    controller.core.supervision.record_disruption(70.0, 65.0, "the broker stood still")
+    assert not judged(controller)
 
 
-def test_device_that_is_silent_until_the_end_makes_the_run_not_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_that_is_silent_until_the_end_makes_the_run_not_valid(tmp_path: Path) -> None:
     """A real device whose program hangs; and a link that stood still when its init was last heard of."""
     run = spec(tmp_path)
-    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._real = {"d-1"}
-    controller.epoch = 100.0
-    ended = events.RunStarted(0.0, 0.0, (), ()), events.RunEnded(30.0, "after", 0, 0)
-    run.directory.events.write_text("".join([events.to_line(record) for record in ended]))
+    controller, names = running(run, 30.0), Topics(run.directory.run)
+    core = controller.core
+    core.supervision._real = {"d-1"}
     sample = b'{"device": "d-1", "at": 101.0, "cpu": 1.0, "memory": 1}'
     stuck = (
         b'{"device": "d-2", "at": 103.0, "since": 102.0, "disturbance": "a link stood still", '
         b'"is_over": false}'
     )
-    monkeypatch.setattr(time, "monotonic", lambda: 104.0)
     for name, payload in (("d-1", sample), ("d-2", stuck)):
-        controller._handle_message(ReceivedMessage(names.telemetry(name), payload, 0), lambda _: None)
-    monkeypatch.setattr(time, "monotonic", lambda: 113.0)
-    controller._check_stopped()
-    controller._record_lasting(130.0)  # the end
-    judgement, _ = judge(run, controller, controller.epoch)
-    assert "nothing was heard of d-1 from 4.0 to 30.0 s" in judgement.validity.reasons
-    assert "a link stood still from 2.0 to 30.0 s" in judgement.validity.reasons
+        receive(core, names.telemetry(name), payload, at=104.0)
+    core.handle(watched(113.0))
+    end(controller, 30.0)
+    assert "nothing was heard of d-1 from 4.0 to 30.0 s" in judged(controller)
+    assert "a link stood still from 2.0 to 30.0 s" in judged(controller)
 
 
 @pytest.mark.parametrize(
@@ -382,36 +436,32 @@ def test_own_code_that_holds_the_interpreter_lock_is_named(
 ) -> None:
     """It ends the run if it is the aggregator's, which cannot give up itself."""
     run, view = spec(tmp_path, more=more), Lines()
-    controller, directory = Controller(run, Idle(), view), run.directory
-    controller.epoch, controller._status = 100.0, {component: "ready"}
-    ended = events.RunStarted(0.0, 0.0, (), ()), events.RunEnded(10.0, "after", 0, 0)
-    directory.events.write_text("".join([events.to_line(record) for record in ended]))
+    controller, directory = running(run, 10.0, view), run.directory
+    controller.core.run.status = {component: "ready"}
     folder = directory.aggregator_state if component == "aggregator" else directory.disk(component)
     folder.mkdir(parents=True)
     told = f'Timeout (0:00:05)!\nThread 1:\n  File "{directory.code}/own.py", line 3 in update\n'
     HangingFile(folder).write(2 * told)
     for at in (104.0, 105.0, 111.0, *([] if ends is None else [ends - 3])):
         monkeypatch.setattr(time, "monotonic", lambda at=at: at)
-        controller._check_stopped()
+        controller._watch_processes()
     what = f"{component}: own code has not returned from own.py, line 3 (update)"
     assert view.lines == [what]
-    controller._record_lasting(111.0)
-    judgement, _ = judge(run, controller, controller.epoch)
-    assert f"{what} from 4.0 to 10.0 s" in judgement.validity.reasons
     if ends is not None:
         monkeypatch.setattr(time, "monotonic", lambda: ends)
         with pytest.raises(RunFailedError, match=re.escape(what)):
-            controller._check_stopped()
+            controller._watch_processes()
+    end(controller, 10.0)
+    assert f"{what} from 4.0 to 10.0 s" in judged(controller)
 
 
-def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
-    tmp_path: Path,
-) -> None:
+def test_no_actions_are_done_while_the_last_evaluation_is_awaited(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
-    controller._handle_message(ReceivedMessage(names.status("aggregator"), b"over", 0), lambda _: None)
-    with pytest.raises(BadInputError, match="is over except for its last evaluation"):
-        controller._execute({"device": "d-1", "action": "crash"})
+    core, names = connected(run, epoch=0.0), Topics(run.directory.run)
+    receive(core, names.status("aggregator"), b"over")
+    (refused,) = core.handle(inputs.CommandGiven(1.0, {"device": "d-1", "action": "crash"}))
+    assert isinstance(refused, inputs.Refuse)
+    assert "is over except for its last evaluation" in refused.reason
 
 
 class Ending(Idle):
@@ -430,12 +480,15 @@ def test_run_ends_as_soon_as_its_processes_have_ended(
 ) -> None:
     """Otherwise processes are looked at at intervals."""
     monkeypatch.setattr("testbed.run.controller._SUPERVISION_INTERVAL_SECONDS", 1000.0)
-    monkeypatch.setattr("testbed.run.controller._LAST_SECONDS", 1000.0)
-    run = spec(tmp_path)
-    controller = Controller(run, Ending(), Lines())
-    controller._ended = events.RunEnded(at=1.0, reason="after", version=0, updates=0)
-    assert controller._follow(Asked(controller, Topics(run.directory.run), {})).reason == "after"
-    assert controller._exit_codes.keys() == {"aggregator", "d-1", "d-2"}
+    monkeypatch.setattr("testbed.run.core._LAST_SECONDS", 1000.0)
+    controller = Controller(spec(tmp_path), Ending(), Lines())
+    run = controller.core.run
+    run.phase, run.epoch = ControllerPhase.ENDED, 0.0
+    run.ended = events.RunEnded(at=1.0, reason="after", version=0, updates=0)
+    while controller._ended is None:
+        controller._tick()
+    assert controller._ended.reason == "after"
+    assert run.exit_codes.keys() == {"aggregator", "d-1", "d-2"}
 
 
 def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
@@ -458,7 +511,7 @@ def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
     timer = threading.Timer(1.0, say, (names.telemetry("d-2"), later))
     begin = time.monotonic()
     timer.start()
-    controller._hold_barrier(Asked(controller, names, AS_REQUESTED))
+    hold_barrier(controller, Asked(controller, names, AS_REQUESTED))
     assert time.monotonic() - begin >= 1.0
     lines = [line for line in Samples(run.directory.telemetry).read() if "probe" in line]
     assert [line["device"] for line in lines] == ["d-1", "d-2"]
@@ -475,8 +528,8 @@ def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
 def test_run_clock_does_not_start_with_wrong_kernel_limits(
     kernel: dict[str, int], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("testbed.run.controller._LIMITS_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr("testbed.run.controller._ASKING_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr("testbed.run.barrier._LIMITS_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("testbed.run.barrier._ASKING_INTERVAL_SECONDS", 0.1)
     run = spec(tmp_path, devices=1)
     run = replace(run, plan=replace(run.plan, runtime="docker", device_cpus="1"))
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
@@ -484,10 +537,10 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
         controller._inbox.receive(ReceivedMessage(names.status(component), b"ready", 0))
     connection = Asked(controller, names, AS_REQUESTED | kernel)
     if told is None:
-        controller._hold_barrier(connection)
+        hold_barrier(controller, connection)
     else:
         with pytest.raises(RunFailedError, match=re.escape(told)):
-            controller._hold_barrier(connection)
+            hold_barrier(controller, connection)
 
 
 class Measuring(Connection):
@@ -501,10 +554,17 @@ class Measuring(Connection):
         self._ups, self._segments = ups, segments
         self.asked: list[tuple[str, list[str]]] = []
         """Component and names of each order to measure."""
+        self.doubts: list[str] = []
+        """Notes for the aggregator at the start."""
 
     def publish(self, topic: str, payload: Any, *, retain: bool = False) -> None:
         _, component = self._names.kind_and_name(topic)
-        measured = json.loads(payload)["measure"]
+        order = json.loads(payload)
+        if component == "aggregator":
+            if order["do"] == "note" and not order["message"].startswith("measured"):
+                self.doubts.append(order["message"])
+            return
+        measured = order["measure"]
         self.asked.append((component, measured))
         if component == "router":
             rates = {"full": 1e6, "reach": 1e6, "alone": 1e6, "together": self._segments.pop(0)}
@@ -542,7 +602,7 @@ def test_wrong_links_are_measured_again_only_on_a_busy_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host_load, "PAUSES", (0.1, 0.1, 0.1))
-    monkeypatch.setattr(Controller, "_other_work", lambda _: [work])
+    monkeypatch.setattr(HostWatch, "other_work", lambda _: [work])
     run = spec(tmp_path, devices=1)
     cell = {"cell": Segment("cell", up=1_000_000)} if segments else {}
     linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
@@ -552,17 +612,17 @@ def test_wrong_links_are_measured_again_only_on_a_busy_host(
     view = Lines()
     controller = Controller(run, Idle(), view)
     connection = Measuring(run, controller, ups, segments)
-    controller._status = {"aggregator": "ready", "d-1": "ready"}
-    controller._unmeasured = {"d-1", *cell}
+    controller.core.run.status = {"aggregator": "ready", "d-1": "ready"}
+    controller.core.run.unmeasured = {"d-1", *cell}
     connection.publish(connection._names.control("d-1"), '{"measure": ["d-1"]}')
     if cell:
         connection.publish(connection._names.control("router"), '{"measure": ["cell"]}')
-    controller._hold_barrier(connection)
     if told is not None and ("as measured" in told or "segment" in told):
         with pytest.raises(RunFailedError, match=re.escape(told)):
-            controller._check_links(connection)
+            hold_barrier(controller, connection)
     else:
-        assert controller._check_links(connection) == told
+        hold_barrier(controller, connection)
+        assert connection.doubts == ([] if told is None else [doubt_note(told)])
     assert (ups, segments) == ([], [])
     again = [one for one in view.lines if one.startswith("Measuring")]
     assert len(again) == len(connection.asked) - 1 - len(cell)
@@ -575,7 +635,7 @@ def test_links_of_devices_that_left_meanwhile_count_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_load, "PAUSES", (0.1, 0.1, 0.1))
-    monkeypatch.setattr(Controller, "_other_work", lambda _: [BUSY])
+    monkeypatch.setattr(HostWatch, "other_work", lambda _: [BUSY])
     run = spec(tmp_path, more="start: {quorum: 50%}")
     linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
     run = replace(run, plan=replace(run.plan, devices=linked))
@@ -583,20 +643,26 @@ def test_links_of_devices_that_left_meanwhile_count_no_more(
     runtime = Idle()
     controller = Controller(run, runtime, Lines())
     connection = Measuring(run, controller, [], [])
-    controller._status = {"aggregator": "ready", "d-1": "ready", "d-2": "ready"}
+    controller.core.run.status = {"aggregator": "ready", "d-1": "ready", "d-2": "ready"}
     with run.directory.telemetry.open("a") as telemetry:
         for name, up in (("d-1", 1e6), ("d-2", 0.5e6)):
             telemetry.write(json.dumps({"device": name, "at": 2.0, "probe": {"up": up}}) + "\n")
-    monkeypatch.setattr(runtime, "exit_codes", lambda: {"d-2": 1})  # in the pause
-    assert controller._check_links(connection) is None
+    ended = dict[str, int]()
+    monkeypatch.setattr(runtime, "exit_codes", lambda: ended)
+    hold_barrier(controller, connection, lambda one: one.core.run.phase is ControllerPhase.PAUSED)
+    ended["d-2"] = 1
+    controller._supervise = 0.0
+    while not controller.core.run.has_started:
+        controller._tick()
     assert connection.asked == []
+    assert connection.doubts == []
 
 
 def test_interruption_ends_the_pause_before_a_repetition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_load, "PAUSES", (3600.0,))
-    monkeypatch.setattr(Controller, "_other_work", lambda _: [BUSY])
+    monkeypatch.setattr(HostWatch, "other_work", lambda _: [BUSY])
     run = spec(tmp_path, devices=1)
     linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
     run = replace(run, plan=replace(run.plan, devices=linked))
@@ -604,12 +670,15 @@ def test_interruption_ends_the_pause_before_a_repetition(
 
     class Interrupting(Lines):
         def progress(self, message: str) -> None:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            if message.startswith("Measuring"):
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     controller = Controller(run, Idle(), Interrupting())
+    controller.core.run.status = {"aggregator": "ready", "d-1": "ready"}
     run.directory.telemetry.write_text('{"device": "d-1", "at": 2.0, "probe": {"up": 5e5}}\n')
     with pytest.raises(KeyboardInterrupt):
-        controller._check_links(Measuring(run, controller, [], []))
+        hold_barrier(controller, Measuring(run, controller, [], []))
+    assert controller.core.run.phase is ControllerPhase.PAUSED
 
 
 def test_second_signal_ends_what_hangs() -> None:

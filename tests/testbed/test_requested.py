@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents import events
-from agents.config import AccessLink
+from agents.config import AccessLink, Segment
 from agents.device_actions import (
     Action,
     Crash,
@@ -35,9 +35,12 @@ from testbed.fidelity import requested
 from testbed.fidelity.figures import RequestedCpu, RequestedLimits, RequestedLink
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
+from testbed.run.inputs import Act, ControllerPhase
+from testbed.run.part import ControlledRun
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
+from testbed.segments.controlled import ControlledSegments
 from testbed.topology import parse
 from testbed.topology.action_timeline import Step
 
@@ -133,40 +136,55 @@ def _step(at: float, device: str, action: Action) -> Step:
     return Step(from_seconds(at), device, action)
 
 
-@dataclass
-class FakeRuntime:
-    done: list[tuple[str, Action]] = field(default_factory=list)
+class Played:
+    """A scenario player, and the actions that it has had done."""
 
-    def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        self.done.append((device, action))
-        return [(device, messages.DeviceOrder(device, Crash()))]
+    def __init__(
+        self, folder: Path, steps: Iterable[Step], *, epoch: float | None = 0.0, cell: str | None = None
+    ) -> None:
+        spec = _spec(folder)
+        if cell is not None:
+            spec = replace(spec, plan=replace(spec.plan, segments={cell: Segment(cell)}))
+        self.run = ControlledRun(spec)
+        self.run.phase, self.run.epoch = ControllerPhase.RUNNING, epoch
+        self.player = ScenarioPlayer(self.run, [ControlledSegments(self.run)], iter(steps))
+
+    @property
+    def acts(self) -> list[tuple[str, Action]]:
+        return [(one.device, one.action) for one in self._acts()]
+
+    def _acts(self) -> list[Act]:
+        return [action for action in self.run.actions if isinstance(action, Act)]
+
+    def all_done(self, at: float) -> list[AddressedOrder]:
+        """The runtime has done its part of each action; return all orders."""
+        for act in self._acts():
+            self.player.done(act, [(act.device, messages.DeviceOrder(act.device, Crash()))], at)
+        orders, self.run.orders, self.run.actions = self.run.orders, [], []
+        return orders
 
 
-def _never(failure: str) -> None:
-    raise AssertionError(failure)
-
-
-def test_director_executes_and_logs_due_steps() -> None:
-    runtime, told = FakeRuntime(), list[AddressedOrder]()
-    steps = [_step(0.0, "a", Crash()), _step(1e6, "b", Crash())]
-    player = ScenarioPlayer(iter(steps), runtime, told.append, _never)
-    player.play()
-    assert runtime.done == []  # the run clock has not started
-    player.start(time.monotonic())
-    player.play()
-    assert runtime.done == [("a", Crash())]
+def test_director_executes_and_logs_due_steps(tmp_path: Path) -> None:
+    played = Played(tmp_path, [_step(0.0, "a", Crash()), _step(1e6, "b", Crash())], epoch=None)
+    played.player.tick(5.0)
+    assert played.acts == []  # the run clock has not started
+    played.run.epoch = 4.0
+    played.player.start(0.0, 5.0)
+    played.player.tick(5.0)
+    assert played.acts == [("a", Crash())]
+    told = played.all_done(5.5)
     assert told[0] == ("a", messages.DeviceOrder("a", Crash()))
     part, logged = told[1]
     assert isinstance(logged, messages.LogOrder)
     assert (part, logged.details) == ("aggregator", {"action": "crash"})
-    assert 0 <= logged.lateness == logged.at
-    player.execute("b", SetCpu(0.5))
-    by_hand = told[-1][1]
+    assert logged.lateness == logged.at == 1.5
+    played.player.execute({"device": "b", "action": "set", "cpu": 0.5}, 6.0)
+    by_hand = played.all_done(6.5)[-1][1]
     assert isinstance(by_hand, messages.LogOrder)
-    assert (by_hand.source, by_hand.lateness) == ("hand", 0.0)
+    assert (by_hand.source, by_hand.lateness, by_hand.at) == ("hand", 0.0, 2.5)
 
 
-def test_resumed_run_restores_device_states() -> None:
+def test_resumed_run_restores_device_states(tmp_path: Path) -> None:
     steps = [
         _step(1.0, "a", SetCpu(0.5)),
         _step(2.0, "a", Crash()),
@@ -185,43 +203,30 @@ def test_resumed_run_restores_device_states() -> None:
         _step(9.6, "traced", SetLink({"rtt": 0.5})),
         _step(20.0, "b", Resume()),
     ]
-    runtime, told = FakeRuntime(), list[AddressedOrder]()
-    player = ScenarioPlayer(iter(steps), runtime, told.append, _never)
-    player.start(started := time.monotonic() - 10.0, begin=10.0)
-    player.play()
-    assert runtime.done == [
+    played = Played(tmp_path, steps, epoch=100.0)
+    played.player.start(10.0, 110.0)
+    played.player.tick(110.0)
+    assert played.acts == [
         ("a", SetCpu(0.1)),
         ("b", Pause()),
         ("late", Restart()),
         ("back", Join()),
         ("traced", SetLink({"up": 9000, "rtt": 0.5})),  # not every step of a long trace
     ]
-    assert player.next_due == pytest.approx(started + 20.0)
+    assert played.player.next_due == 120.0
 
 
-def test_failed_step_is_reported_and_the_run_continues() -> None:
-    class Refusing(FakeRuntime):
-        def act(self, device: str, action: Action) -> list[AddressedOrder]:
-            raise BadInputError(f"{device} has ended")
-
-    told, failed = list[AddressedOrder](), list[str]()
-    player = ScenarioPlayer(iter([_step(0.0, "a", Restart())]), Refusing(), told.append, failed.append)
-    player.start(time.monotonic())
-    player.play()
-    assert (told, failed) == ([], ["a has ended"])
-    with pytest.raises(BadInputError, match="b has ended"):
-        player.execute("b", Restart())  # a user is told at once
-
-
-def test_background_of_a_device_is_refused_and_the_run_continues() -> None:
-    runtime, told = FakeRuntime(), list[AddressedOrder]()
-    player = ScenarioPlayer(iter(()), runtime, told.append, _never, segments=["cell"])
-    player.start(time.monotonic())
-    with pytest.raises(BadInputError, match="pi is a device"):
-        player.execute("pi", SetBackground(on=False))
-    player.execute("cell", SetBackground(on=False))
-    assert runtime.done == []
-    assert told[0] == ("router", messages.DeviceOrder("cell", SetBackground(on=False)))
+def test_background_of_a_device_is_refused_and_the_run_continues(tmp_path: Path) -> None:
+    steps = [_step(1.0, "a", SetBackground(on=False)), _step(2.0, "cell", SetBackground(on=False))]
+    played = Played(tmp_path, steps, cell="cell")
+    played.player.tick(5.0)
+    (failure,) = played.run.failures
+    assert "a is a device" in failure
+    with pytest.raises(BadInputError, match="cell is a segment"):
+        played.player.execute({"device": "cell", "action": "crash"}, 5.0)
+    assert played.acts == []
+    order = messages.DeviceOrder("cell", SetBackground(on=False))
+    assert ("router", order) in played.run.orders
 
 
 def test_orders_are_parsed() -> None:

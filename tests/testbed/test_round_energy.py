@@ -11,8 +11,8 @@ import pytest
 
 from agents import events
 from agents.energy.messages import EnergyFigures, EnergyOrder, EnergySample, RoundEnergy
+from testbed.energy.controlled import RoundEnergies, energy_samples
 from testbed.plan import HostResources, plan
-from testbed.run.round_energy import RoundEnergies, energy_samples
 from testbed.rundir.live_files import Samples
 from testbed.topology import parse
 from tests.testbed import record_factories

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from agents import features
 from agents.config import BrokerAccess
 from agents.device_actions import DeviceAction
-from agents.wire.messages import AddressedOrder, Disturbance, GpuSample, Telemetry
+from agents.wire.messages import AddressedOrder, Disturbance, Measurement
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes import HostReading, Meter, Runtime, emulator
 from testbed.runtimes.ssh.hosts import RealHosts
@@ -82,7 +82,7 @@ class MixedMeter(Meter):
     def __init__(self, emulating: Meter, real: RealHosts) -> None:
         self._emulating, self._real = emulating, real
 
-    def telemetry(self) -> Sequence[Telemetry | GpuSample]:
+    def telemetry(self) -> Sequence[Measurement]:
         return [*self._emulating.telemetry(), *self._real.probes()]
 
     def obey(self, order: features.InitOrder) -> list[AddressedOrder]:

@@ -1,9 +1,10 @@
-"""Energy of the rounds of an emulated run, computed from the devices' energy samples and the records of
-the aggregator.
+"""Energy in the controller of a run: energy of the rounds, power-offs and returns, and the host's own
+energy beside.
 
-The energy of a round has three parts: the bytes of the model, everything else that the device consumed
-during the training, and the bytes of the update. Samples come about once a second. Between two samples
-the power counts as constant.
+The energy of a round is computed from the devices' energy samples and the records of the aggregator.
+It has three parts: the bytes of the model, everything else that the device consumed during the training,
+and the bytes of the update. Samples come about once a second. Between two samples the power counts as
+constant.
 """
 
 from __future__ import annotations
@@ -19,10 +20,126 @@ from typing import Literal
 import msgspec
 
 from agents import events
+from agents.device_actions import Action, PowerOff, PowerOn
 from agents.energy import EnergyConfig
-from agents.energy.messages import EnergyFigures, EnergyOrder, EnergySample, EnergyStart, RoundEnergy
+from agents.energy.messages import (
+    Charge,
+    EnergyFigures,
+    EnergyOrder,
+    EnergySample,
+    EnergyStart,
+    PowerSwitch,
+    RoundEnergy,
+    SetBattery,
+    Unplug,
+)
+from agents.mqtt.topics import AGGREGATOR
+from agents.wire.messages import Message, MessageError
+from testbed.errors import BadInputError
+from testbed.fidelity.figures import rounded
+from testbed.fidelity.part import FeatureFigures
+from testbed.host import cpus
 from testbed.plan import Plan
+from testbed.plan.agent_configs import model_bytes
+from testbed.run.inputs import Act, Obey
+from testbed.run.part import ControlledRun, ControllerPart
 from testbed.rundir.live_files import Samples
+
+
+class ControlledEnergy(ControllerPart):
+    """Nothing happens if no device of the run counts its energy."""
+
+    def __init__(self, run: ControlledRun) -> None:
+        super().__init__(run)
+        is_counted = any(device.energy is not None for device in run.plan.devices)
+        self._rounds = RoundEnergies(run.plan, model_bytes(run.spec.topology) if is_counted else 0)
+        self._earlier: dict[str, EnergyFigures] = {}
+        """Figures of each device at the end of the run's earlier segments."""
+        self._host = cpus.rapl_meter() if is_counted else None
+        """Meter of the host; None if it has no readable counters, or nothing is to be counted."""
+        self._host_joules: float | None = None
+        """Energy of the host since the last start of the run clock; None if not measured."""
+        self._host_joules_before = 0.0
+
+    def resume(self, past: Sequence[events.Record], samples: Samples) -> None:
+        found = [*energy_samples(samples)] if self._rounds.devices else []
+        self._rounds.resume(past, found, samples.zero or 0.0)
+        self._earlier = {one.device: one.energy for one in found}
+
+    def start(self, begin: float, at: float) -> None:
+        if (joules := self._read_host()) is not None:
+            self._host_joules_before = joules
+        if self._run.epoch is not None:
+            for order in self._rounds.start(self._run.epoch, begin, self._earlier):
+                self._run.do(Obey(order))
+
+    def record(self, record: events.Record, at: float) -> None:
+        self._rounds.record(record)
+
+    def message(self, message: Message, at: float) -> bool:
+        if not isinstance(message, EnergySample | PowerSwitch):
+            return False
+        run = self._run
+        if message.device not in self._rounds.devices:
+            raise MessageError("the energy of this device is not counted")
+        if isinstance(message, EnergySample):
+            self._rounds.sample(message, is_over=run.was_over)
+            if not run.was_over:
+                run.write(message)
+        elif run.epoch is not None and not run.was_over:
+            action = PowerOn() if message.powered else PowerOff()
+            run.do(Act(message.device, action, "battery", at=run.device_time(message.at)))
+        return True
+
+    def tick(self, at: float) -> None:
+        """Have the rounds recorded whose energy is known now."""
+        run = self._run
+        for order in self._rounds.orders(is_over=run.is_over) if run.has_started else ():
+            run.order(AGGREGATOR, order)
+
+    def finish(self, ended: events.RunEnded) -> None:
+        """Write the energy of the devices up to the end of the run."""
+        for sample in self._rounds.last_samples(ended.at, self._run.ended_early):
+            self._run.write(sample)
+
+    def sample(self, at: float) -> None:
+        joules = self._read_host()
+        self._host_joules = None if joules is None else joules - self._host_joules_before
+
+    def _read_host(self) -> float | None:
+        try:
+            return None if self._host is None else self._host.joules()
+        except (OSError, ValueError):
+            self._host = None
+            return None
+
+    def figures(self) -> FeatureFigures | None:
+        """Return the joules of the devices since the last start of the run clock, beside those of the
+        host's processors, as they count them (RAPL), with its idle power and all its other work."""
+        if not self._rounds.devices:
+            return None
+        emulated, host = self._rounds.consumed, self._host_joules
+        measured = "not measured" if host is None else f"{_joules(host)} (RAPL)"
+        text = f"energy: {_joules(emulated)} emulated, this host: {measured}"
+        entry = {"emulated": rounded(emulated), "host": rounded(host)}
+        return FeatureFigures(feature="energy", entry=entry, summary=text)
+
+    def carry_out(self, name: str, action: Action) -> None:
+        """Raise BadInputError if the device lacks the battery or the charger that `action` needs."""
+        if not isinstance(action, SetBattery | Charge | Unplug):
+            return
+        energy = self._rounds.devices.get(name)
+        if energy is None or energy.battery is None:
+            raise BadInputError(f"{name} has no battery: add energy with a battery to its group")
+        if action == Charge() and energy.charger is None:
+            raise BadInputError(f"{name} has no charger: give the power of one, such as 10W")
+
+    def problems(self) -> Iterator[str]:
+        return self._rounds.problems()
+
+
+def _joules(value: float) -> str:
+    return f"{value:.0f} J" if value >= 100 else f"{value:.3g} J"
 
 
 @dataclass(slots=True)
@@ -256,6 +373,10 @@ class RoundEnergies:
                 left.append(one)
         self._ended = left
         return found
+
+    def problems(self) -> Iterator[str]:
+        if strange := {one.client for one in self._ended} - self._configs.keys():
+            yield f"the energy of {sorted(strange)} is not counted"
 
     def _order(self, ended: _EndedRound) -> EnergyOrder:
         consumption = self._consumption[ended.client]
