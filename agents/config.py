@@ -18,6 +18,7 @@ import msgspec
 
 from agents.checks import convert
 from agents.energy import EnergyConfig
+from agents.timing.nanoseconds import Nanoseconds
 
 T = TypeVar("T")
 BEGUN = "begun"
@@ -346,20 +347,44 @@ class UpdateBounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatorConfig:
+class RunSettings:
+    """Settings of the aggregator's core that the plan makes. Times are nanoseconds of device time."""
+
     run: str
+    importance: Mapping[str, float]
+    """p_i of every client that trains, in device order; they sum to 1."""
+    idle: Sequence[str] = dataclasses.field(default_factory=list)
+    """Clients without a mini-batch. Their presence is recorded, but the rule does not know them."""
+    samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Training samples that a client's updates must state, because a rule may use them as a weight. A
+    client without an entry may state any number."""
+    stop: StopConditions
+    evaluate_every: Nanoseconds
+    keeps_models: bool = False
+    """Sent models are kept, because updates are encoded as differences to them."""
+    bounds: UpdateBounds = UpdateBounds()
+    steps: Sequence[Named] = dataclasses.field(default_factory=list)
+    """Clients' update pipelines, in the order of `pipeline.steps.STEPS`, at most one of each kind."""
+    silence: Mapping[str, Nanoseconds] = dataclasses.field(default_factory=dict)
+    """Time to answer a request for a report, after which the client counts as absent. Default: when the
+    broker disconnects a silent client."""
+    patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Time for which a client may be silent even if its rounds so far were shorter; infinite if they
+    vary at random with an unknown mean. Clients whose time the plan does not know have no entry."""
+    clock_errors: Mapping[str, Nanoseconds] = dataclasses.field(default_factory=dict)
+    """Maximum error of the times of clients on another clock than the aggregator's."""
+    patient: bool = False
+    """The run continues when no client is left, because clients will come back."""
+    evaluate_after: bool = False
+    """Models are evaluated only after the run, without a time limit, and no evaluation is skipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatorConfig:
+    settings: RunSettings
     broker: BrokerAccess
     task: Named
     rule: Named
-    clients: Mapping[str, float]
-    """p_i of each client; they sum to 1."""
-    idle: Sequence[str] = dataclasses.field(default_factory=list)
-    """Clients without a mini-batch: the rule sends them no models."""
-    samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Training samples of each client."""
-    evaluate_every: float
-    """Seconds of device time between two evaluations."""
-    stop: StopConditions
     seed: int
     test_set: str
     """Path of the test set (`agents.shards`)."""
@@ -369,16 +394,6 @@ class AggregatorConfig:
     segment: str = ""
     """Id of the present segment of the run. A new one begins when all processes are started again."""
     durability: Durability = "update"
-    patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of device time for which a client may always be silent, longer after longer rounds.
-    Clients whose time the plan does not know have no entry."""
-    silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of device time to answer which dispatch the client works on, after which it counts as
-    absent; `silence_timeout()` without an entry."""
-    clock_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Maximum error, in seconds, of the times of clients on another clock than the aggregator's."""
-    patient: bool = False
-    """The run continues when no client is left, because clients will come back."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
     evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
@@ -392,19 +407,12 @@ class AggregatorConfig:
     device."""
     device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Samples of each device in `device_set`, in the same order."""
-    evaluate_after: bool = False
-    """Models are evaluated after the run, without a time limit, instead of during it."""
-    bounds: UpdateBounds = UpdateBounds()
-    keeps_models: bool = False
-    """Models that are sent are kept, because updates are encoded as differences to them."""
     last_evaluation_timeout_s: float = 30.0
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
     """Folder with user code (`agents.user_code`)."""
     chooser: Named | None = None
     """Chooser of the clients that train next; None if the rule draws by itself."""
-    steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """Clients' update pipelines, in the order of `pipeline.steps.STEPS`, at most one of each kind."""
 
 
 Way = Literal["up", "down"]

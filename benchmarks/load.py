@@ -33,10 +33,11 @@ import numpy as np
 import psutil
 
 from agents import config, events, shards
-from agents.config import AggregatorConfig, BrokerAccess, Named, StopConditions
+from agents.config import AggregatorConfig, BrokerAccess, Named, RunSettings, StopConditions
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.tasks.quadratic import Quadratic
+from agents.timing.nanoseconds import SECOND
 from agents.wire import messages, payloads
 from testbed.broker import BrokerLimits, Listeners, accounts, find_mosquitto, write_mosquitto
 from testbed.rundir.live_files import RecordFollower
@@ -193,13 +194,15 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
         task = Named("quadratic", {"centers": [[1.0] * parameters]})
         shards.save(Quadratic(((1.0,) * parameters,)).shards()[0], folder / "test")
         settings = AggregatorConfig(
-            run=_RUN,
+            settings=RunSettings(
+                run=_RUN,
+                importance=dict.fromkeys(names + floods, 1 / len(names + floods)),
+                evaluate_every=10**6 * SECOND,
+                stop=StopConditions(after=seconds),
+            ),
             broker=made[AGGREGATOR].at(HOST, port),
             task=task,
             rule=Named("fedbuff", {"buffer_size": 10}),
-            clients=dict.fromkeys(names + floods, 1 / len(names + floods)),
-            evaluate_every=1e6,
-            stop=StopConditions(after=seconds),
             seed=1,
             test_set=str(folder / "test"),
             run_directory=str(folder),

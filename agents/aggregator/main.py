@@ -124,26 +124,14 @@ class Aggregator:
         rule = user_code.build(cfg.rule, RULES, Rule)
         w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)
         directory = self._directory = Path(cfg.run_directory)
-        settings = Settings(
-            run=cfg.run,
+        planned = cfg.settings
+        settings = Settings.complete(
+            planned,
             schema=self._schema,
             side=rule.client_side,
-            importance=cfg.clients,
-            idle=cfg.idle,
-            samples=cfg.samples,
-            stop=cfg.stop,
-            evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,
-            silence={name: from_seconds(seconds) for name, seconds in cfg.silence.items()},
-            patience={name: SECOND * seconds for name, seconds in cfg.patience.items()},
-            clock_errors={name: from_seconds(most) for name, most in cfg.clock_errors.items()},
-            patient=cfg.patient,
-            evaluate_after=cfg.evaluate_after,
-            bounds=cfg.bounds,
-            keeps_models=cfg.keeps_models,
-            steps=cfg.steps,
             last_evaluation=LastEvaluation(
-                timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
+                timeout=None if planned.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,
             ),
         )
@@ -158,8 +146,8 @@ class Aggregator:
         self._core, self._server = self._durable.core, self._durable.server
         self._watched = time.monotonic()
         self._epoch = self._core.epoch
-        self._clients = [*cfg.clients, *cfg.idle]
-        self._topics = topics.Topics(cfg.run)
+        self._clients = [*planned.importance, *planned.idle]
+        self._topics = topics.Topics(planned.run)
         self._inbox: Inbox[_Other] = Inbox(_INBOX_BYTES)
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
@@ -167,12 +155,12 @@ class Aggregator:
             test_set,
             self._inbox.put,
             kept=self._durable.load_kept_model,
-            until_released=cfg.evaluate_after,
+            until_released=planned.evaluate_after,
             cpus=cfg.evaluation_cpus,
             start=cfg.start,
             watchdog=Watchdog(
                 self._report_hang,
-                patience=lambda: LONGEST_SECONDS if cfg.evaluate_after else _EVALUATION_SECONDS,
+                patience=lambda: LONGEST_SECONDS if planned.evaluate_after else _EVALUATION_SECONDS,
                 own_code_only=True,
             ).start(),
             parts=Parts(
@@ -216,7 +204,7 @@ class Aggregator:
         """Time in seconds, on the monotonic clock, at which the last write began; and the last one that
         was reported to be slow."""
         self._standstills = disturbances.Standstills()
-        self._stop_after = None if cfg.stop.after is None else from_seconds(cfg.stop.after)
+        self._stop_after = None if planned.stop.after is None else from_seconds(planned.stop.after)
         self._has_deferred = False
         """Whether the core has requested `InstantOver`."""
         self._finished: str | None = "before" if self._core.phase is RunPhase.FINISHED else None

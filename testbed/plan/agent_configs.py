@@ -21,6 +21,7 @@ from agents.config import (
     InitialModel,
     Named,
     RouterConfig,
+    RunSettings,
     dump,
     silence_timeout,
 )
@@ -32,6 +33,7 @@ from agents.rules.client_half import ClientSide, elements
 from agents.tasks.interface import Task
 from agents.timing import durations
 from agents.timing.clock_sync import LARGEST_ERROR
+from agents.timing.nanoseconds import SECOND, from_seconds
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpus import cpu_numbers
 from testbed.plan import model_check, planned_devices, rounds
@@ -240,14 +242,19 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     expected = rounds.estimate_rounds(topology, spec.plan, parameters, spec.samples)
     downlink, _ = own_elements(topology)
     slowest, size = planned_devices.lowest_rates(topology, spec.plan), 4 * (parameters + downlink)
-    aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
-    silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     seen = {
         device.name: places if device.host is None or places.real is None else places.real
         for device in spec.plan.devices
     }
-    errors = {name: LARGEST_ERROR for name, own in seen.items() if own.clock is not None}
-    dump(replace(aggregator, silence=silent, clock_errors=errors), file(AGGREGATOR))
+    error, patience = from_seconds(LARGEST_ERROR), rounds.patience(spec.plan, expected)
+    settings = replace(
+        run_settings(spec),
+        silence={name: from_seconds(longest_silence(size, rate)) for name, rate in slowest.items()},
+        patience={name: SECOND * seconds for name, seconds in patience.items()},
+        clock_errors={name: error for name, own in seen.items() if own.clock is not None},
+        evaluate_after=topology.evaluate.when == "after",
+    )
+    dump(_aggregator(spec, accounts[AGGREGATOR], places, settings), file(AGGREGATOR))
     absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
     for index, device in enumerate(one.as_shaped for one in spec.plan.devices):
@@ -327,22 +334,34 @@ def keepalive(task: Task) -> float:
     return FIT_KEEPALIVE if task.fits else KEEPALIVE
 
 
+def run_settings(spec: RunSpec) -> RunSettings:
+    """Return the settings of the aggregator's core that are equal in all runtimes."""
+    topology = spec.topology
+    return RunSettings(
+        run=spec.directory.run,
+        importance=importance(spec),
+        idle=topology.idle_devices(spec.samples),
+        samples=spec.samples,
+        stop=topology.stop.build(),
+        evaluate_every=from_seconds(topology.evaluate.every),
+        keeps_models=keeps_models(topology, spec.plan),
+        bounds=topology.bounds.build(),
+        steps=update_steps(topology, spec.plan),
+        patient=devices_return(topology, spec.plan),
+    )
+
+
 def _aggregator(
-    spec: RunSpec, account: Account, places: Places, expected: Mapping[str, rounds.Round]
+    spec: RunSpec, account: Account, places: Places, settings: RunSettings
 ) -> AggregatorConfig:
     topology, most = spec.topology, spec.topology.evaluate.devices
     evaluated = {} if most is None else {name: min(n, most) for name, n in spec.samples.items() if n}
     return AggregatorConfig(
-        run=spec.directory.run,
+        settings=settings,
         broker=account.at(*places.aggregator),
         task=topology.task.named,
         rule=topology.rule.named,
         chooser=topology.named_selection,
-        clients=importance(spec),
-        idle=topology.idle_devices(spec.samples),
-        samples=spec.samples,
-        evaluate_every=topology.evaluate.every,
-        stop=topology.stop.build(),
         seed=topology.seed,
         test_set=places.path(spec.directory.test_set, TEST_SET),
         run_directory=places.path(spec.directory.path, RUN_DIRECTORY),
@@ -350,19 +369,13 @@ def _aggregator(
         start=_initial_model(spec, places),
         segment=secrets.token_hex(4),
         durability=topology.durability,
-        bounds=topology.bounds.build(),
-        keeps_models=keeps_models(topology, spec.plan),
-        patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
-        patient=devices_return(topology, spec.plan),
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,
         device_set=None if most is None else places.path(spec.directory.device_set, DEVICE_SET),
         device_samples=evaluated,
-        evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
-        steps=update_steps(topology, spec.plan),
     )
 
 

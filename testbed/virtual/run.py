@@ -42,12 +42,9 @@ from testbed.plan import PlannedDevice, costs
 from testbed.plan.agent_configs import (
     RunSpec,
     client_setup,
-    devices_return,
-    importance,
     initial_model,
     keepalive,
-    keeps_models,
-    update_steps,
+    run_settings,
 )
 from testbed.plan.costs import (
     StepCost,
@@ -174,22 +171,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     start = initial_model(topology, spec.directory)
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
-    stop = topology.stop.build()
-    population, idle = importance(spec), topology.idle_devices(spec.samples)
-    settings = Settings(
-        run=run_id,
-        schema=schema,
-        side=side,
-        importance=population,
-        idle=idle,
-        samples=spec.samples,
-        stop=stop,
-        evaluate_every=from_seconds(topology.evaluate.every),
-        patient=devices_return(topology, spec.plan),
-        bounds=topology.bounds.build(),
-        keeps_models=keeps_models(topology, spec.plan),
-        steps=update_steps(topology, spec.plan),
-    )
+    settings = Settings.complete(run_settings(spec), schema=schema, side=side)
     setup = Setup(settings, topology.rule.named, topology.seed, topology.named_selection)
     core, server = setup.core(w, buffers)
     if topology.durability == "recording":
@@ -212,10 +194,10 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         run=run_id,
         schema=schema,
         sizes=message_sizes(run_id, schema, w, buffers, side=side),
-        stop=stop,
+        stop=settings.stop,
         steps=action_steps(topology, spec.plan),
         absent=spec.plan.absent,
-        idle=idle,
+        idle=settings.idle,
         parts=[part for part in made if part is not None],
         evaluates_alone=evaluator.draws,
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from agents.config import (
     DrawnDuration,
     LocalTraining,
     Named,
+    RunSettings,
     StopConditions,
 )
 from agents.device_actions import Join
@@ -52,7 +53,7 @@ from agents.rules.interface import (
 )
 from agents.secure.arithmetic import SecureRun
 from agents.tasks.quadratic import Quadratic
-from agents.timing.nanoseconds import from_seconds, to_seconds
+from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from agents.wire import payloads
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost
@@ -292,19 +293,23 @@ def joined(header: Any, data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def aggregator_config(folder: Path, **changes: Any) -> AggregatorConfig:
-    """Configuration of a long run of client a in `folder`, which gets the folder of models and a test
-    set."""
+def aggregator_config(
+    folder: Path, importance: Mapping[str, float] = MappingProxyType({"a": 1.0}), **changes: Any
+) -> AggregatorConfig:
+    """Configuration of a long run of the clients of `importance` in `folder`, which gets the folder of
+    models and a test set."""
     (folder / "models").mkdir()
     shards.save(Quadratic(((1.0,),)).shards()[0], folder / "shard")
     fields: dict[str, Any] = {
-        "run": "r",
+        "settings": RunSettings(
+            run="r",
+            importance=dict(importance),
+            evaluate_every=10**6 * SECOND,
+            stop=StopConditions(after=1e6),
+        ),
         "broker": BrokerAccess("localhost", 1883, "a", ""),
         "task": Named("quadratic", {"centers": [[1.0]]}),
         "rule": Named("fedasync", {}),
-        "clients": {"a": 1.0},
-        "evaluate_every": 1e6,
-        "stop": StopConditions(after=1e6),
         "seed": 1,
         "test_set": str(folder / "shard"),
         "run_directory": str(folder),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents import config
+from agents.timing.nanoseconds import SECOND
 
 LINK = config.AccessLink(up=5_000_000)
 BROKER = config.BrokerAccess("127.0.0.1", 1883, "a", "s3cret")
@@ -34,13 +36,16 @@ EXAMPLES: list[Any] = [
         buffers=3,
     ),
     config.AggregatorConfig(
-        run="r",
+        settings=config.RunSettings(
+            run="r",
+            importance={"a": 0.25, "b": 0.75},
+            evaluate_every=2 * SECOND,
+            stop=config.StopConditions(after=10.0, target_accuracy=0.9),
+            patience={"a": math.inf},
+        ),
         broker=BROKER,
         task=TASK,
         rule=config.Named("fedbuff", {"buffer_size": 3}),
-        clients={"a": 0.25, "b": 0.75},
-        evaluate_every=2.0,
-        stop=config.StopConditions(after=10.0, target_accuracy=0.9),
         seed=7,
         test_set="/data/test",
         run_directory="/run",
@@ -111,8 +116,8 @@ def test_invalid_configurations_are_refused(values: Any, complaint: str) -> None
 
 def test_unknown_and_missing_fields_of_a_nested_part_are_named() -> None:
     values = dataclasses.asdict(EXAMPLES[1])
-    values["stop"]["never"] = 1
-    with pytest.raises(ValueError, match=r"AggregatorConfig has no field stop\.never"):
+    values["settings"]["stop"]["never"] = 1
+    with pytest.raises(ValueError, match=r"AggregatorConfig has no field settings\.stop\.never"):
         config.from_dict(config.AggregatorConfig, values)
     del values["broker"]["username"]
     with pytest.raises(ValueError, match=r"`username` - at `\$\.broker`"):

@@ -104,7 +104,7 @@ def test_aggregator_blocks_a_flooding_client_until_its_restart(
     """The flood includes messages that name an open dispatch without answering it."""
     stand_still(monkeypatch)
     monkeypatch.setattr("agents.aggregator.main.Connection", _Silent)
-    config = aggregator_config(tmp_path, clients={"a": 0.5, "b": 0.5})
+    config = aggregator_config(tmp_path, {"a": 0.5, "b": 0.5})
     aggregator, names = Aggregator(config), Topics("r")
 
     def look() -> int:

@@ -53,7 +53,7 @@ def test_entry_format_of_the_recording(
     recorded.flush()
     setup = path.read_bytes()
     assert setup.startswith(b"inputs2\n")
-    assert setup[8 + HEAD :].startswith(b'{"settings":{"run":"run","schema":"s",')
+    assert setup[8 + HEAD :].startswith(b'{"settings":{"run":"run","importance":')
     told = message("a", 1)
     recorded.write(UpdateArrived(4, "a", 99, 3, told))
     recorded.write(InstantOver(5))

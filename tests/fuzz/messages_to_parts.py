@@ -25,7 +25,14 @@ import pytest
 from agents import shards
 from agents.aggregator.intake import Intake
 from agents.aggregator.main import Aggregator
-from agents.config import AggregatorConfig, BrokerAccess, Named, RouterConfig, StopConditions
+from agents.config import (
+    AggregatorConfig,
+    BrokerAccess,
+    Named,
+    RouterConfig,
+    RunSettings,
+    StopConditions,
+)
 from agents.device_actions import Crash, SetLink
 from agents.models.vectors import Buffers
 from agents.mqtt import chunks
@@ -40,6 +47,7 @@ from agents.secure.arithmetic import SecureRun
 from agents.secure.party import Party
 from agents.secure.secure_messages import Masked
 from agents.tasks.quadratic import Quadratic
+from agents.timing.nanoseconds import SECOND
 from agents.wire import messages, payloads
 from testbed.run.core import ControllerCore
 from testbed.run.inputs import Connected, MessageArrived, WriteSample
@@ -260,19 +268,21 @@ def _aggregator(folder: Path, run: str) -> Aggregator:
     shards.save(Quadratic(((1.0,),)).shards()[0], folder / "shard")
     return Aggregator(
         AggregatorConfig(
-            run=run,
+            settings=RunSettings(
+                run=run,
+                importance={"d-1": 1.0},
+                evaluate_every=10**6 * SECOND,
+                stop=StopConditions(after=1e6),
+                patient=True,
+                keeps_models=True,
+            ),
             broker=BrokerAccess("localhost", 1883, "a", ""),
             task=Named("quadratic", {"centers": [[1.0]]}),
             rule=Named("fedasync", {}),
-            clients={"d-1": 1.0},
-            evaluate_every=1e6,
-            stop=StopConditions(after=1e6),
             seed=1,
             test_set=str(folder / "shard"),
             run_directory=str(folder),
             threads=1,
-            patient=True,
-            keeps_models=True,
         )
     )
 

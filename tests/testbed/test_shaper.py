@@ -134,7 +134,7 @@ def test_device_and_router_get_the_shaper(tmp_path: Path, host: HostResources, n
     # A fleet may take longer to start than any constant: the router is the last.
     assert client["timeout_s"] == device["timeout_s"] == spec.topology.start.timeout == 300
     told = json.loads(spec.directory.config(AGGREGATOR).read_text(encoding="utf-8"))
-    assert told["silence"] == {"pi": 45.0}
+    assert told["settings"]["silence"] == {"pi": 45 * 10**9}
     assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
 
 
