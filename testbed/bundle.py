@@ -59,5 +59,13 @@ def release() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
 
 
+def is_taken(module: str) -> bool:
+    """Whether a user's module may not have this name, because this host has another one of it."""
+    if module in sys.stdlib_module_names or module in (*_PACKAGES, "testbed"):
+        return True
+    places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    return PathFinder.find_spec(module, places) is not None
+
+
 def _same(place: str, folder: Path) -> bool:
     return bool(place) and Path(place).resolve() == folder.resolve()

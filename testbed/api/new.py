@@ -11,9 +11,6 @@ from typing import Literal
 from agents.disk import files
 from testbed import bundle
 from testbed.errors import BadInputError, writable_file, writable_folder
-from testbed.fleets import fedscale as reader
-from testbed.topology import link_traces, parse, units, yamlfile
-from testbed.user_code import is_taken
 
 _TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -50,7 +47,7 @@ def examples(folder: str | Path = "examples") -> list[Path]:
 
 def _with_class(name: str, kind: str, folder: Path, **others: str) -> list[Path]:
     module = _check_name(name).replace("-", "_")
-    if is_taken(module):
+    if bundle.is_taken(module):
         raise BadInputError(f"{name}: Python already has a module {module}; choose another name")
     cls = "".join(word.capitalize() for word in name.split("-"))
     own = {kind: f'"{module}:{cls}"', **others}
@@ -107,6 +104,8 @@ def convert_trace(
     """Convert a published 3G, LTE, 5G or Wi-Fi trace in the format `form` to the CSV text that
     `link: {trace: {csv: …}}` reads. `direction`: direction of the link that the trace is for. `scale`:
     factor for all rates. Raises BadInputError."""
+    from testbed.topology import link_traces  # imports the whole schema of topologies
+
     path = Path(file)
     if form == "mahimahi":
         raise BadInputError(
@@ -152,6 +151,9 @@ def fedscale_devices(
     path of a topology. If it is set, the result is a copy of that topology with the drawn devices.
     Raises BadInputError.
     """
+    from testbed.fleets import fedscale
+    from testbed.topology import parse, units, yamlfile
+
     if cpu is None and steps is None:
         raise BadInputError(
             "give --cpu (share of a core for the fastest device), or --steps (for a training time)"
@@ -162,8 +164,8 @@ def fedscale_devices(
         raise BadInputError(f"--from {begin}, --for {length}: {error}") from error
     behaviours = None if behaviour is None else _entries(Path(behaviour))
     try:
-        chosen = reader.draw_clients(_entries(Path(capacity)), behaviours, count, seed)
-        groups = reader.device_groups(
+        chosen = fedscale.draw_clients(_entries(Path(capacity)), behaviours, count, seed)
+        groups = fedscale.device_groups(
             chosen,
             cpu=cpu,
             steps=steps,
@@ -189,8 +191,10 @@ def fedscale_devices(
 
 
 def _entries(path: Path) -> dict[str, object]:
+    from testbed.fleets import fedscale
+
     try:
-        return reader.read(_read(path))
+        return fedscale.read(_read(path))
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from error
 

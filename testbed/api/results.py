@@ -281,7 +281,7 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     folder = finding.folder_of_runs(name, runs)
     if folder is None:
         return [locate_run(name, runs)]
-    found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+    found = [*map(RunDirectory, finding.runs_in(folder).values())]
     ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:
         raise BadInputError(f"{folder}: none of its {len(found)} runs has ended")

@@ -117,9 +117,6 @@ def rotate(images: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
     return turned
 
 
-# Preparation of a run's data: the samples of each device, the evaluation set, and the files that hold
-# both.
-#
 # Partitions are kept in the user's cache, because importing the partitioners takes seconds.
 
 

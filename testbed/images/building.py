@@ -416,8 +416,6 @@ def are_built(client: docker.DockerClient) -> bool:
     )
 
 
-# List of the testbed's images on the engine, with their users, and removal of unused images.
-#
 # Building never removes an image, because another checkout, version or user may need it.
 
 _OURS = re.compile(r"testbed-.*|.+/(testbed-[a-z-]+:[0-9a-f]{12})", re.DOTALL)

@@ -25,8 +25,6 @@ from testbed.host import cache
 from testbed.host.processes import StoppedError, run
 from testbed.images import FOLDER
 
-# Packages that are compiled for one version and one build of PyTorch, such as torchvision.
-#
 # A user's requirements must accept the PyTorch of the images, and the packages that pip finds must be
 # for the same build: a torchvision that is linked to CUDA cannot be imported beside a CPU build of
 # PyTorch.
@@ -127,8 +125,6 @@ def _is_linked_to_cuda(library: bytes) -> bool:
     return any(name in library for name in _CUDA_LIBRARIES)
 
 
-# The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
-#
 # The wheels are for Python 3.11, glibc, and the engine's architecture, even if this host has another
 # Python or architecture. The wheels are unpacked on the host while the base image is built, so neither
 # pip nor a wheel enters a layer.

@@ -222,8 +222,6 @@ def _rate(count: int, seconds: float) -> float:
     return 8 * count / seconds if seconds > 0 else 0.0
 
 
-# Start of a run's relay: its listening sockets, its configuration, and the measurement of its links.
-#
 # The controller opens the sockets, and the relay inherits them. So no process has to guess a port, or
 # wait until a socket is open.
 

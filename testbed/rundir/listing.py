@@ -17,6 +17,7 @@ from agents.disk import files
 from analysis import manifest
 from analysis.manifest import Verdict
 from testbed.errors import BadInputError
+from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
@@ -113,8 +114,7 @@ class RunRow:
 
 def list_runs(runs: Path) -> list[RunRow]:
     """Oldest first."""
-    found = runs.glob("*/manifest.json") if runs.is_dir() else []
-    rows = [run_row(RunDirectory(path.parent)) for path in sorted(found)]
+    rows = [run_row(RunDirectory(path)) for path in finding.runs_in(runs).values()]
     return sorted(rows, key=lambda row: row.created or "")
 
 

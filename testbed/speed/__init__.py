@@ -35,9 +35,6 @@ class Work(Model):
     """GB that all other operations read and write."""
 
 
-# Calibration: the speeds of one core of this host, for the conversion of a device profile into a CPU
-# share.
-#
 # Training consists of a few kinds of work. A small piece of each kind is timed here. The speeds of a
 # profile are fitted to published training times (`python -m benchmarks.profiles`). A profile without
 # such speeds has gflops of High-Performance Linpack, which spends its time in products of

@@ -12,13 +12,11 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
-import importlib.machinery
 import json
 import os
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -35,12 +33,12 @@ from agents import shards, user_code
 from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
+from testbed import bundle
 from testbed.errors import BadInputError
 from testbed.host import processes, programs
 
 _MAX_BYTES = 16 * 2**20
 _MAX_FILES = 1000
-_TAKEN = sys.stdlib_module_names | {"agents", "analysis", "testbed"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class UserCode:
                 )
             files[name] = file.read_bytes()
         for module in {Path(name).parts[0].removesuffix(".py") for name in files if name[-3:] == ".py"}:
-            if is_taken(module):
+            if bundle.is_taken(module):
                 raise ValueError(
                     f"has a module {module}, a name that Python already uses on this host: rename "
                     "yours, or the wrong one may be imported"
@@ -109,14 +107,6 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 def import_folder(path: Path) -> Path:
     """Folder that Python must search to import the modules at `path`."""
     return path if path.is_dir() and not (path / "__init__.py").is_file() else path.parent
-
-
-def is_taken(module: str) -> bool:
-    """Whether this host has another module of this name."""
-    if module in _TAKEN:
-        return True
-    places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    return importlib.machinery.PathFinder.find_spec(module, places) is not None
 
 
 # Client of the process that imports a user's code (`testbed.user_code.inspection_process`).
