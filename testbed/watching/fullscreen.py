@@ -34,10 +34,10 @@ from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.live_files import RecordFollower, Samples
 from testbed.watching import rows
+from testbed.watching.choices import COMMAND_KEYS, Command, Quit, press_key
 from testbed.watching.live import LiveView
 from testbed.watching.rows import Overview
 from testbed.watching.screen import Screen
-from testbed.watching.selection import COMMAND_KEYS, Command, Quit, press_key
 
 # Full-screen drawing on a terminal, with single keys as input.
 #
@@ -375,7 +375,7 @@ class FullScreenView(LiveView):
             screen.page(height),
             screen.is_grouped(height),
         )
-        screen.selection, request = press_key(screen.selection, key, rows, page=page, grouped=grouped)
+        screen.choices, request = press_key(screen.choices, key, rows, page=page, grouped=grouped)
         if isinstance(request, Quit) and self._watching:
             self.quit = True
         elif isinstance(request, Quit):
@@ -384,7 +384,7 @@ class FullScreenView(LiveView):
             )
         elif isinstance(request, Command):
             self._command(request)
-        elif key in COMMAND_KEYS and screen.selection.selected is None:
+        elif key in COMMAND_KEYS and screen.choices.selected is None:
             screen.messages.append("Select a row first: ↑ or ↓.")
 
     def _command(self, command: Command) -> None:

@@ -30,8 +30,8 @@ from analysis.part import DeviceFigure
 from analysis.tally import Tally
 from testbed import console
 from testbed.fidelity.validity import Validity, recorded_reasons
+from testbed.watching.choices import HELP, Choices
 from testbed.watching.rows import Overview, Row, in_order, rows
-from testbed.watching.selection import HELP, Selection
 
 
 class _Style(NamedTuple):
@@ -66,7 +66,7 @@ _ROOM = 9
 class Screen:
     overview: Overview
     tally: Tally
-    selection: Selection = field(default_factory=Selection)
+    choices: Choices = field(default_factory=Choices)
     validity: Validity | None = None
     """Verdict on the host's load so far or, after the end, on the run; None if unknown."""
     outcome: str = ""
@@ -91,16 +91,14 @@ class Screen:
 
     def is_grouped(self, height: int) -> bool:
         """Unless the user has chosen, true if the devices do not fit on the screen."""
-        by_user = self.selection.grouped
+        by_user = self.choices.grouped
         return len(self.overview.devices) > self.page(height) if by_user is None else by_user
 
     def rows(self, at: float, height: int) -> list[Row]:
         """All rows, filtered and sorted, also those that do not fit."""
-        selection, grouped = self.selection, self.is_grouped(height)
-        matches = rows(
-            self.tally, self.overview.devices, at, grouped=grouped, matching=selection.matching
-        )
-        return in_order(matches, selection.sort, reverse=selection.reverse)
+        choices, grouped = self.choices, self.is_grouped(height)
+        matches = rows(self.tally, self.overview.devices, at, grouped=grouped, matching=choices.matching)
+        return in_order(matches, choices.sort, reverse=choices.reverse)
 
     def frame(self, at: float, width: int, height: int) -> list[Text]:
         """At device time `at`: `height` lines, each shorter than `width` characters."""
@@ -118,8 +116,8 @@ class Screen:
     def _visible(self, all_rows: Sequence[Row], page: int) -> Sequence[Row]:
         """A page that includes the selected row."""
         names = [row.name for row in all_rows]
-        if self.selection.selected in names:
-            index = names.index(self.selection.selected)
+        if self.choices.selected in names:
+            index = names.index(self.choices.selected)
             self._top = min(max(self._top, index - page + 1), index)
         self._top = max(0, min(self._top, len(all_rows) - page))
         return all_rows[self._top : self._top + page]
@@ -200,12 +198,12 @@ class Screen:
         what, how = ("group", "online") if grouped else ("device", "state")
         head = Text(f"  {what:<{name}} {how:<{self._state_width}} {'last 60 s':<{bar}}", "bold")
         for column in columns:
-            sorted_by = bool(column.sort) and column.title == self.selection.sort
+            sorted_by = bool(column.sort) and column.title == self.choices.sort
             head.append(f" {column.title:>{column.width}}", "underline" if sorted_by else "")
         return [head, *(self._row(row, at, name, bar, columns) for row in shown)]
 
     def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[DeviceFigure]) -> Text:
-        selected = row.name == self.selection.selected
+        selected = row.name == self.choices.selected
         label = console.shorten(row.label, name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
         state, colour = row.state, self._colour(row.state)
@@ -221,7 +219,7 @@ class Screen:
     def _bar(self, row: Row, at: float, width: int) -> Text:
         """States over time; for groups, or if the user chose it, the share of each."""
         activities = [self.tally.devices[device].activity for device in row.devices]
-        if not row.grouped and not self.selection.stacked:
+        if not row.grouped and not self.choices.stacked:
             cells = activities[0].cells(at, width)
         else:
             shares = [activity.shares(at) for activity in activities]
@@ -257,12 +255,12 @@ class Screen:
         return legend
 
     def _help(self) -> Text:
-        selection = self.selection
-        if selection.unconfirmed is not None:
-            return Text(f"{selection.unconfirmed}? y: yes, any other key: no", "bold")
-        if selection.typing:
-            return Text(f"filter: {selection.matching}_  Enter: keep it, Esc: all rows", "bold")
-        active = f"filter: {selection.matching} (Esc: all)  " if selection.matching else ""
+        choices = self.choices
+        if choices.unconfirmed is not None:
+            return Text(f"{choices.unconfirmed}? y: yes, any other key: no", "bold")
+        if choices.typing:
+            return Text(f"filter: {choices.matching}_  Enter: keep it, Esc: all rows", "bold")
+        active = f"filter: {choices.matching} (Esc: all)  " if choices.matching else ""
         return Text.assemble((active, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 

@@ -13,9 +13,9 @@ from agents.device_actions import Crash, Pause, Restart, Resume
 from analysis.activity import OFFLINE, STATES, TRAIN, WAIT, ActivityCell
 from analysis.tally import Tally
 from testbed.fidelity.validity import Validity, doubt_note
+from testbed.watching.choices import Choices, Command, Quit, Request, press_key
 from testbed.watching.rows import SORTS, Overview, OverviewDevice, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
-from testbed.watching.selection import Command, Quit, Request, Selection, press_key
 from tests.testbed.record_factories import STARTED, fleet, update
 
 SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))
@@ -170,7 +170,7 @@ def test_a_large_fleet_is_shown_by_group() -> None:
     assert lines[4].split()[:2] == ["group", "online"]
     assert lines[5].startswith("  pi ×100          99/100   ██████")
     assert lines[6].startswith("  a-group…name ×60 60/60    ██████")
-    shown.selection = Selection(grouped=False, selected="pi-40")
+    shown.choices = Choices(grouped=False, selected="pi-40")
     lines = drawn(shown, at=6.0)
     assert lines[5].split()[0] == "pi-26"
     assert lines[19].split()[:2] == [">", "pi-40"]
@@ -184,7 +184,7 @@ def test_a_large_fleet_is_shown_by_group() -> None:
 def test_frame_fits_every_terminal_size(size: tuple[int, int], runtime: str, grouped: bool) -> None:
     records: list[events.Record] = [STARTED, update("pi-1", 5.0, 1234)]
     shown = screen(SIX, records, runtime, links=runtime == "docker")
-    shown.selection = Selection(grouped=grouped, sort="share", matching="i", selected="pi-2")
+    shown.choices = Choices(grouped=grouped, sort="share", matching="i", selected="pi-2")
     lines = drawn(shown, 61.5, *size)
     if size[0] >= 80:
         assert lines[4].endswith("share  p_i")
@@ -261,18 +261,18 @@ def test_rows_are_sorted_with_the_unknown_last() -> None:
     assert in_order(found, "") == found
 
 
-def after(keys: Iterable[str], selection: Selection | None = None) -> tuple[Selection, list[Request]]:
-    """Return the selection and the wishes after `keys`, among the rows of `tallied`, four per page."""
+def after(keys: Iterable[str], choices: Choices | None = None) -> tuple[Choices, list[Request]]:
+    """Return the choices and the wishes after `keys`, among the rows of `tallied`, four per page."""
     requests: list[Request] = []
-    selection = selection or Selection()
+    choices = choices or Choices()
     for key in keys:
         found = in_order(
-            seen(tallied(), matching=selection.matching), selection.sort, reverse=selection.reverse
+            seen(tallied(), matching=choices.matching), choices.sort, reverse=choices.reverse
         )
-        selection, request = press_key(selection, key, found, page=4, grouped=bool(selection.grouped))
+        choices, request = press_key(choices, key, found, page=4, grouped=bool(choices.grouped))
         if request is not None:
             requests.append(request)
-    return selection, requests
+    return choices, requests
 
 
 @pytest.mark.parametrize(
@@ -293,14 +293,14 @@ def test_rows_can_be_selected(keys: list[str], selected: str | None) -> None:
 
 
 def test_keys_choose_what_is_shown() -> None:
-    assert after(["s", "s", "S", "b", "g"])[0] == Selection(
+    assert after(["s", "s", "S", "b", "g"])[0] == Choices(
         sort="upd", reverse=True, stacked=True, grouped=True
     )
     known = [name for name in SORTS if name not in ("used", "mem", "batt")]  # what devices have told
-    assert after(["s"] * len(known))[0] == Selection()
+    assert after(["s"] * len(known))[0] == Choices()
     typed, requests = after(["/", "q", "x", "backspace", "up", "enter"])
     assert (typed.matching, typed.typing, requests) == ("q", False, [])
-    assert after(["/", "q", "escape"])[0] == Selection()
+    assert after(["/", "q", "escape"])[0] == Choices()
 
 
 def test_devices_can_be_paused_killed_and_restarted_by_key() -> None:
@@ -318,7 +318,7 @@ def test_devices_can_be_paused_killed_and_restarted_by_key() -> None:
 def test_paused_device_is_resumed_by_key() -> None:
     tally = tallied()
     tally.add(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
-    _, request = press_key(Selection(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
+    _, request = press_key(Choices(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
     assert request == Command(Resume(), ("pi-1",), "pi-1")
 
 

@@ -1,4 +1,4 @@
-"""The user's selection on the screen, and the effect of keys on it."""
+"""The user's choices on the screen, and the effect of keys on them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Request = Command | Quit | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Choices:
     sort: str = ""
     """Key of `rows.SORTS`."""
     reverse: bool = False
@@ -60,72 +60,72 @@ class Selection:
 
 
 def press_key(
-    selection: Selection, key: str, rows: Sequence[Row], *, page: int, grouped: bool
-) -> tuple[Selection, Request]:
-    """Return the new selection and the request, if any. `page`: number of rows on the screen. `grouped`:
+    choices: Choices, key: str, rows: Sequence[Row], *, page: int, grouped: bool
+) -> tuple[Choices, Request]:
+    """Return the new choices and the request, if any. `page`: number of rows on the screen. `grouped`:
     whether rows are groups."""
-    if selection.unconfirmed is not None:
-        return replace(selection, unconfirmed=None), selection.unconfirmed if key in ("y", "Y") else None
-    if selection.typing:
-        return _typed(selection, key), None
+    if choices.unconfirmed is not None:
+        return replace(choices, unconfirmed=None), choices.unconfirmed if key in ("y", "Y") else None
+    if choices.typing:
+        return _typed(choices, key), None
     if key in _MOVES or key in _PAGES:
         steps = _MOVES.get(key, 0) + page * _PAGES.get(key, 0)
-        return replace(selection, selected=_moved(selection, rows, steps)), None
+        return replace(choices, selected=_moved(choices, rows, steps)), None
     match key:
         case "q":
-            return selection, Quit()
+            return choices, Quit()
         case "s":
             unknown = {one.title for one in FIGURES.values() if one.sort and not _is_known(one, rows)}
             sorts = [name for name in SORTS if name not in unknown]
-            following = sorts[(sorts.index(selection.sort) + 1) % len(sorts)]
-            return replace(selection, sort=following, reverse=False), None
+            following = sorts[(sorts.index(choices.sort) + 1) % len(sorts)]
+            return replace(choices, sort=following, reverse=False), None
         case "S":
-            return replace(selection, reverse=not selection.reverse), None
+            return replace(choices, reverse=not choices.reverse), None
         case "/":
-            return replace(selection, typing=True), None
+            return replace(choices, typing=True), None
         case "escape":
-            return replace(selection, matching="", selected=None), None
+            return replace(choices, matching="", selected=None), None
         case "g":
-            return replace(selection, grouped=not grouped, selected=None), None
+            return replace(choices, grouped=not grouped, selected=None), None
         case "b":
-            return replace(selection, stacked=not selection.stacked), None
+            return replace(choices, stacked=not choices.stacked), None
         case _ if key in COMMAND_KEYS:
-            return _command(selection, key, rows)
-    return selection, None
+            return _command(choices, key, rows)
+    return choices, None
 
 
 def _is_known(figure: DeviceFigure, rows: Sequence[Row]) -> bool:
     return any(not isnan(row.figures[figure.name]) for row in rows)
 
 
-def _typed(selection: Selection, key: str) -> Selection:
+def _typed(choices: Choices, key: str) -> Choices:
     match key:
         case "enter":
-            return replace(selection, typing=False)
+            return replace(choices, typing=False)
         case "escape":
-            return replace(selection, typing=False, matching="")
+            return replace(choices, typing=False, matching="")
         case "backspace":
-            return replace(selection, matching=selection.matching[:-1])
+            return replace(choices, matching=choices.matching[:-1])
         case _ if len(key) == 1 and key.isprintable():
-            return replace(selection, matching=selection.matching + key)
-    return selection
+            return replace(choices, matching=choices.matching + key)
+    return choices
 
 
-def _moved(selection: Selection, rows: Sequence[Row], steps: int) -> str | None:
+def _moved(choices: Choices, rows: Sequence[Row], steps: int) -> str | None:
     names = [row.name for row in rows]
     if not names:
         return None
-    if selection.selected not in names:
+    if choices.selected not in names:
         return names[-1] if steps > 1 and steps >= len(names) else names[0]
-    return names[min(max(0, names.index(selection.selected) + steps), len(names) - 1)]
+    return names[min(max(0, names.index(choices.selected) + steps), len(names) - 1)]
 
 
-def _command(selection: Selection, key: str, rows: Sequence[Row]) -> tuple[Selection, Request]:
+def _command(choices: Choices, key: str, rows: Sequence[Row]) -> tuple[Choices, Request]:
     """A command that kills devices needs confirmation, so that a wrong key does not ruin an
     experiment."""
-    row = next((row for row in rows if row.name == selection.selected), None)
+    row = next((row for row in rows if row.name == choices.selected), None)
     if row is None:
-        return selection, None
+        return choices, None
     pause_or_resume = Resume() if row.state == PAUSED else Pause()
     command = Command(_ACTIONS.get(key, pause_or_resume), row.devices, row.label)
-    return (replace(selection, unconfirmed=command), None) if key == "x" else (selection, command)
+    return (replace(choices, unconfirmed=command), None) if key == "x" else (choices, command)
