@@ -1,4 +1,5 @@
-"""Actions that the aggregator's core requests, and shells such as `main.py` carry out."""
+"""Actions that the aggregator's core requests, and shells such as `main.py` carry out. A message to a
+client that needs nothing else is an action as it is."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 
 from agents import events
 from agents.rules.interface import RequestUpdate, Vectors
+from agents.wire.messages import Acknowledgement, ReportRequest, UnmaskRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +59,6 @@ class EndInstant:
 
 
 @dataclass(frozen=True, slots=True)
-class AskForReport:
-    """Ask which dispatch the client's next update will answer. The request arrives after all earlier
-    dispatches, and the answer after all earlier updates, so the answer shows which messages were
-    lost."""
-
-    client: str
-    about: int
-    """Newest dispatch that the client has not answered; 0 if there is none. The client repeats it in its
-    report, to show which request that answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskForUnacknowledged:
-    client: str
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """Let the client delete the update that answered `dispatch`: it was applied, is in the rule's
-    buffer, or was recorded as rejected."""
-
-    client: str
-    dispatch: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskForShares:
-    """Ask for the weighted sum of the shares that the client holds for `updates`."""
-
-    client: str
-    number: int
-    """Number of the sum."""
-    updates: Sequence[tuple[str, int, int]]
-    """Client, dispatch and weight of each update in the sum."""
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Answered by `inputs.EvaluationDone`."""
 
@@ -135,10 +100,9 @@ Action = (
     | BroadcastModel
     | RequestUpdate
     | EndInstant
-    | AskForReport
-    | AskForUnacknowledged
-    | AskForShares
-    | Acknowledge
+    | ReportRequest
+    | UnmaskRequest
+    | Acknowledgement
     | Evaluate
     | Save
     | Log

@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import Enum
 
 from agents import events
-from agents.aggregator.actions import Action, AskForReport, BroadcastModel, Dispatch, Log
+from agents.aggregator.actions import Action, BroadcastModel, Dispatch, Log
 from agents.aggregator.dispatches import Arrivals, Dispatched, Dispatches, Losses
 from agents.aggregator.inputs import Reported, Settings
 from agents.aggregator.progress import Timers
@@ -20,6 +20,7 @@ from agents.rules import interface as rules
 from agents.rules.client_half import checked_copies, sizes
 from agents.rules.interface import RequestUpdate, Send, Server, Vectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.wire.messages import ReportRequest
 from agents.wire.payloads import UpdateMessage
 
 
@@ -342,11 +343,11 @@ class Reports:
         record = events.Disrupted(to_seconds(at), to_seconds(since), reason)
         return [Log(record), *(self.ask(client, at) for client in self._server.clients)]
 
-    def ask(self, client: str, at: Nanoseconds) -> AskForReport:
+    def ask(self, client: str, at: Nanoseconds) -> ReportRequest:
         """Ask about the newest dispatch that the client may still answer."""
         newest = self._asked_about[client] = self._sending.dispatches.newest_open(client)
         self._timers.set(("report", client), at + self._silence.get(client, _SILENCE))
-        return AskForReport(client, newest)
+        return ReportRequest(client, newest)
 
     def asked_about(self, client: str) -> int | None:
         """None if the client owes no report."""

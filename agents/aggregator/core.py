@@ -31,8 +31,6 @@ from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
     Actions,
-    AskForReport,
-    AskForUnacknowledged,
     EndInstant,
     Finish,
     Log,
@@ -65,6 +63,7 @@ from agents.rules import interface as rules
 from agents.rules.interface import RequestUpdate, Rule, Send, Server, State, SumUp
 from agents.selection.draws import begin_draws
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.wire.messages import ReportRequest
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
 _LATE = 3 * SECOND
@@ -148,7 +147,7 @@ class AggregatorCore:
 
     @property
     def largest_answer(self) -> int | None:
-        """Maximum size in bytes of a client's answer to `AskForShares`; None if none is asked for."""
+        """Maximum size in bytes of a client's answer to `UnmaskRequest`; None if none is asked for."""
         return None if self._sums is None else self._sums.answer_size
 
     @property
@@ -409,9 +408,9 @@ class AggregatorCore:
         if client not in self.settings.importance and not is_idle:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
-        if is_idle or state != "ready" or any(isinstance(action, AskForReport) for action in actions):
+        if is_idle or state != "ready" or any(isinstance(action, ReportRequest) for action in actions):
             return actions
-        return [*actions, AskForUnacknowledged(client)]
+        return [*actions, ReportRequest(client, 0)]
 
     def _take_status(self, client: str, state: str, at: Nanoseconds) -> list[Action]:
         change = self._members.report(client, state)

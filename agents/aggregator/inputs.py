@@ -92,7 +92,7 @@ class UpdateArrived:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A client's answer to `actions.AskForShares`, as it was sent."""
+    """A client's answer to `messages.UnmaskRequest`, as it was sent."""
 
     at: Nanoseconds
     client: str
@@ -118,14 +118,14 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """Answer to `actions.AskForReport`."""
+    """Answer to `messages.ReportRequest`."""
 
     at: Nanoseconds
     client: str
     dispatch: int
     """Dispatch that the client's next update will answer; 0 if it waits for a model."""
     about: int
-    """`about` of the `AskForReport` that this answers."""
+    """`about` of the `ReportRequest` that this answers."""
 
 
 @dataclass(frozen=True, slots=True)

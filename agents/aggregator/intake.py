@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from agents import events
-from agents.aggregator.actions import Acknowledge, Action, Log
+from agents.aggregator.actions import Action, Log
 from agents.aggregator.clients import Sending, unfinished
 from agents.aggregator.dispatches import Dispatched, NoAnswer
 from agents.aggregator.inputs import Settings, UpdateArrived
@@ -22,6 +22,7 @@ from agents.rules.client_half import sizes, unfit_vectors
 from agents.rules.interface import Kind, Server, Update, Vectors
 from agents.texts import make_printable
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
+from agents.wire.messages import Acknowledgement
 from agents.wire.payloads import Encoded, UpdateMessage
 
 MAX_COUNT = 2**63 - 1
@@ -239,7 +240,7 @@ class Intake:
         dispatch = self._dispatches.answer(sender, number, is_valid=is_valid, is_taken=is_taken)
         if not isinstance(dispatch, Dispatched):
             return self._unasked(event, dispatch, is_ours=is_ours)
-        last = (Acknowledge(sender, number),)
+        last = (Acknowledgement(sender, number),)
         # While the run clock stands still, the times of a running client are ahead of it.
         end = epoch + event.arrived if clock_runs else MAX_COUNT
         base, begin = self._sending.bases.get(dispatch.version), epoch + dispatch.at
@@ -282,9 +283,9 @@ class Intake:
         """An update that answers no open dispatch. `is_ours`: it states this run and the sender."""
         sender, message, number = event.sender, event.message, event.message.dispatch
         if answer is NoAnswer.DUPLICATE:
-            return Verdict([Acknowledge(sender, number)])
+            return Verdict([Acknowledgement(sender, number)])
         known, is_update = 0 if answer is NoAnswer.NEVER_SENT else number, message.sequence > 0
-        acknowledged = (Acknowledge(sender, number),) if is_ours and is_update and known else ()
+        acknowledged = (Acknowledgement(sender, number),) if is_ours and is_update and known else ()
         if (end := self._ending.end) is not None:
             late = "arrived after the run had ended"
             record = events.UpdateRejected(to_seconds(end.at), sender, late, known)

@@ -484,7 +484,7 @@ class Aggregator:
                     for client in self._server.clients:
                         self._flood_guard.expect_answer(client)
                     self._pending.add_model(action)
-                case act.AskForShares(client):
+                case messages.UnmaskRequest(client):
                     self._flood_guard.expect_answer(client)
                     self._pending.add(action)
                 case _:
@@ -494,7 +494,7 @@ class Aggregator:
 def _largest(numbers: int, buffers: int, answer: int | None) -> dict[str, int]:
     """Return the maximum size in bytes of payloads from clients, by kind of topic. `numbers`: number of
     float32 numbers in an update. `buffers`: size of the model's buffers in bytes. `answer`: maximum size
-    in bytes of an answer to `AskForShares`; None if the run asks for none."""
+    in bytes of an answer to `UnmaskRequest`; None if the run asks for none."""
     largest = {"update": 2 * 4 * numbers + buffers + _MAX_OVERHEAD_BYTES}
     return largest if answer is None else {**largest, "sums": answer}
 

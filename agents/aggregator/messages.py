@@ -13,12 +13,9 @@ from agents.mqtt.topics import Topics
 from agents.rules.interface import RequestUpdate, Server, Vectors
 from agents.wire import messages, payloads
 
-Requested = (
-    RequestUpdate | act.AskForReport | act.AskForUnacknowledged | act.AskForShares | act.Acknowledge
-)
+Requested = RequestUpdate | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 """Sent on a client's request topic."""
 Message = tuple[str, bytes | chunks.Messages]
-_Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 
 
 class PendingMessages:
@@ -65,18 +62,10 @@ class PendingMessages:
         self.waiting.append((topic, chunks.chunk_messages(head, self._body[1])))
 
     def add(self, action: Requested) -> None:
-        match action:
-            case act.Acknowledge(client, number):
-                request: _Request = messages.Acknowledgement(client, number)
-            case RequestUpdate(client, what):
-                request = messages.Request(client, what)
-            case act.AskForReport(client, about):
-                request = messages.ReportRequest(client, about)
-            case act.AskForUnacknowledged(client):
-                request = messages.ReportRequest(client, 0)
-            case act.AskForShares(client, number, updates):
-                request = messages.UnmaskRequest(client, number, updates)
-        self.waiting.append((self._topics[client][1], messages.encode(request)))
+        request = (
+            messages.Request(action.client, action.what) if isinstance(action, RequestUpdate) else action
+        )
+        self.waiting.append((self._topics[action.client][1], messages.encode(request)))
 
     def stop(self, client: str) -> None:
         stop = messages.encode(messages.Request(client, "stop"))

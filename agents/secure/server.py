@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agents import events
-from agents.aggregator.actions import Action, AskForShares, Log
+from agents.aggregator.actions import Action, Log
 from agents.aggregator.part import PartHost
 from agents.models import vectors
 from agents.models.vectors import Vector, norm
@@ -25,6 +25,7 @@ from agents.rules.interface import SumUp
 from agents.secure.arithmetic import FIELD, Grid, SecureRun, Words, code_of, whole_weights
 from agents.secure.secure_messages import DIVERGED, Masked, SecureWireError, decode_sum, sum_size
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.wire.messages import UnmaskRequest
 from agents.wire.payloads import Encoded, UpdateMessage
 
 _ROUNDING = 1e-4
@@ -146,7 +147,7 @@ class SecureSums(ServerStep):
             return self._settle(begun, at, core)
         core.timers.set(("part", _TIMEOUT, begun.number), at + from_seconds(self._settings.timeout))
         asked = core.server.in_device_order(begun.holders)
-        return [AskForShares(client, begun.number, begun.updates) for client in asked]
+        return [UnmaskRequest(client, begun.number, begun.updates) for client in asked]
 
     def receive_answer(
         self, client: str, message: bytes | bytearray, at: Nanoseconds, core: PartHost

@@ -27,6 +27,7 @@ from agents.pipeline.interface import SimulatedExchange, Wanted
 from agents.rules.interface import RequestUpdate, Server
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 from agents.wire import payloads
+from agents.wire.messages import UnmaskRequest
 from testbed.errors import RunFailedError
 from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
@@ -369,7 +370,7 @@ class Simulation:
             case RequestUpdate(name, what):
                 device = self.device(name)
                 self._download(device, 0, device.core.pull if what == "pull" else device.core.interrupt)
-            case act.AskForShares(name, number, updates):
+            case UnmaskRequest(name, number, updates):
                 self._ask_for_shares(self.device(name), number, updates)
             case act.Evaluate(version):
                 for part in self._parts:

@@ -27,6 +27,7 @@ from agents.secure.arithmetic import Grid, SecureRun
 from agents.secure.party import Party
 from agents.secure.step import Masking
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.wire.messages import ReportRequest, UnmaskRequest
 from agents.wire.payloads import Encoded, ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records, secure_step
 
@@ -44,7 +45,7 @@ class Share:
     payload: bytes
 
 
-Message = ModelMessage | act.AskForReport | act.AskForShares | Share | str
+Message = ModelMessage | ReportRequest | UnmaskRequest | Share | str
 
 
 @dataclass(slots=True)
@@ -225,12 +226,12 @@ class Fleet:
             case Share(sender, payload) if device.party is not None:
                 with suppress(PeerError):  # sealed for the process that was here before, as it may be
                     device.party.receive_share(sender, payload)
-            case act.AskForShares(_, number, updates) if device.party is not None:
+            case UnmaskRequest(_, number, updates) if device.party is not None:
                 answer = device.party.answer(number, updates)
                 self.execute(self.core.handle(inputs.Answered(self._ns, name, answer)))
             case "pull":
                 self._obey(device, device.core.pull(self._ns))
-            case act.AskForReport(_, about):
+            case ReportRequest(_, about):
                 while device.outbox:  # it comes after them
                     self.arrive(name)
                 report = inputs.Reported(self._ns, name, device.core.works_on, about)
@@ -314,7 +315,7 @@ class Fleet:
                         self._send(name, version, number)
                 case RequestUpdate(name, what):
                     self._put(name, what)
-                case act.AskForReport(name) | act.AskForShares(name):
+                case ReportRequest(name) | UnmaskRequest(name):
                     self._put(name, action)
                 case act.Log(events.VersionMade()):
                     self.models.append(self.server.w.tobytes())

@@ -55,6 +55,7 @@ from agents.secure.arithmetic import SecureRun
 from agents.tasks.quadratic import Quadratic
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from agents.wire import payloads
+from agents.wire.messages import Acknowledgement, ReportRequest
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost
 from testbed.topology.action_timeline import Step
@@ -168,12 +169,16 @@ class Core:
         done = self.core.handle(event)
         self.core.validate()
         for one in done:
-            if isinstance(one, act.Acknowledge):
+            if isinstance(one, Acknowledgement):
                 self.acknowledged.append((one.client, one.dispatch))
-        return [action for action in done if not isinstance(action, _ALWAYS)]
+        return [action for action in done if not _is_usual(action)]
 
 
-_ALWAYS = act.Acknowledge | act.AskForUnacknowledged
+def _is_usual(action: act.Action) -> bool:
+    """Acknowledgements, and what every client that is ready is asked for."""
+    return isinstance(action, Acknowledgement) or (
+        isinstance(action, ReportRequest) and not action.about
+    )
 
 
 def make_core(

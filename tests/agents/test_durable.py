@@ -35,6 +35,7 @@ from agents.rules.fedasync import FedAsync
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
 from agents.timing.nanoseconds import SECOND, from_seconds
+from agents.wire.messages import Acknowledgement
 from tests.agents import fleet as fleets
 from tests.agents.fleet import Fleet
 from tests.agents.helpers import COMPRESSED, Core, compressor, done, message, of, records
@@ -203,7 +204,7 @@ def test_synced_input_survives_and_is_not_applied_twice(tmp_path: Path) -> None:
     durable.sync()
     durable = again(durable, tmp_path / "run")
     assert dealt_with(durable, "a", 1)
-    assert durable.handle(arrival("a")) == [act.Acknowledge("a", 1)]
+    assert durable.handle(arrival("a")) == [Acknowledgement("a", 1)]
     durable.handle(arrival("b"))
     assert durable.server.w.tolist() == [np.float32(0.3) + 1]
     durable.close()

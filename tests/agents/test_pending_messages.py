@@ -45,10 +45,10 @@ def test_dispatch_keeps_the_model_as_it_was_when_the_rule_changes_it_in_place() 
 
 def test_requests_leave_in_order_on_the_client_s_topic() -> None:
     pending = _pending_messages(np.zeros(1, np.float32))
-    pending.add(act.Acknowledge("a", 4))
+    pending.add(messages.Acknowledgement("a", 4))
     pending.add(RequestUpdate("b", "pull"))
-    pending.add(act.AskForReport("b", 9))
-    pending.add(act.AskForUnacknowledged("a"))
+    pending.add(messages.ReportRequest("b", 9))
+    pending.add(messages.ReportRequest("a", 0))
     pending.stop("b")
     decoded = [messages.decode(_NAMES, topic, bytes(payload)) for topic, payload in pending.waiting]  # type: ignore[arg-type]
     assert decoded == [

@@ -22,6 +22,7 @@ from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import ClientSide, RequestUpdate, Rule, Server
 from agents.rules.port import Port
 from agents.timing.nanoseconds import SECOND, from_seconds
+from agents.wire.messages import ReportRequest
 from agents.wire.payloads import ModelMessage
 from tests.agents.helpers import Core, client_rule, done, make_core, message, of, records, started
 
@@ -53,7 +54,7 @@ def test_all_clients_are_asked_for_a_report_after_a_reconnect() -> None:
     core, _ = started()
     done = reconnected(core)
     assert records(done) == [events.Disrupted(5.0, 3.0, LOST)]
-    assert of(act.AskForReport, done) == [act.AskForReport("a", 1), act.AskForReport("b", 2)]
+    assert of(ReportRequest, done) == [ReportRequest("a", 1), ReportRequest("b", 2)]
 
 
 def test_aggregator_downtime_is_recorded_and_not_taken_for_client_silence() -> None:
@@ -95,10 +96,10 @@ def test_each_report_answers_its_own_request() -> None:
     core, _ = started()
     reconnected(core)
     (new,) = of(act.Dispatch, core.update("a", message("a", 1), 4, 5.5))
-    assert act.AskForReport("a", new.number) in core.status("a", "ready", 6.0)
+    assert ReportRequest("a", new.number) in core.status("a", "ready", 6.0)
     assert reported(core, "a", 0, 6.1, about=1) == []
     assert reported(core, "a", new.number, 6.2, about=new.number) == []
-    assert act.AskForReport("a", new.number) in core.status("a", "ready", 7.0)
+    assert ReportRequest("a", new.number) in core.status("a", "ready", 7.0)
     assert len(of(act.Dispatch, reported(core, "a", 0, 7.1, about=new.number))) == 1
     assert reported(core, "a", 0, 7.2, about=new.number) == []
 
@@ -175,7 +176,7 @@ def test_silence_longer_than_any_round_is_recorded_and_busy_clients_are_asked() 
     assert silent(core, 3.0 + 15.1) == 3.0
     done = stalled(core, 3.0, 18.1)
     assert records(done) == [events.Disrupted(18.1, 3.0, "nothing arrived")]
-    assert of(act.AskForReport, done) == [act.AskForReport("a", 3), act.AskForReport("b", 4)]
+    assert of(ReportRequest, done) == [ReportRequest("a", 3), ReportRequest("b", 4)]
     assert silent(core, 20.0) is None
     assert silent(core, 34.0) is not None  # and again, if that did not help
     done = core.update("a", message("a", 3, base_version=1, sequence=2), 4, 35.0)

@@ -9,12 +9,12 @@ import pytest
 
 from agents import events
 from agents.aggregator import inputs
-from agents.aggregator.actions import AskForReport, AskForUnacknowledged
 from agents.aggregator.inputs import INPUTS, REACTIONS, IllegalInputError, Reaction, RunPhase
 from agents.config import StopConditions
 from agents.device_actions import Pause, to_json
 from agents.energy.messages import RoundEnergy
 from agents.timing.nanoseconds import SECOND
+from agents.wire.messages import ReportRequest
 from tests.agents.helpers import VANILLA, Core, make_core, message, records, started
 
 
@@ -81,14 +81,14 @@ def test_ignored_inputs_do_nothing_and_illegal_ones_are_errors(
 def test_ready_client_is_asked_for_unacknowledged_updates(phase: RunPhase) -> None:
     core = _in(phase)
     ready = inputs.StatusChanged(10 * SECOND, "a", "ready")
-    assert core.core.handle(ready) == [AskForUnacknowledged("a")]
+    assert core.core.handle(ready) == [ReportRequest("a", 0)]
     assert core.core.handle(inputs.StatusChanged(10 * SECOND, "stranger", "ready")) == []
 
 
 def test_client_that_is_ready_again_is_only_asked_for_a_report() -> None:
     done = _in(RunPhase.RUNNING).core.handle(inputs.StatusChanged(10 * SECOND, "b", "ready"))
-    assert [action for action in done if isinstance(action, AskForReport)] == [AskForReport("b", 2)]
-    assert AskForUnacknowledged("b") not in done
+    assert [action for action in done if isinstance(action, ReportRequest)] == [ReportRequest("b", 2)]
+    assert ReportRequest("b", 0) not in done
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from agents.secure.secure_messages import Masked, SecureWireError, bits_of, hold
 from agents.secure.server import SecureSums
 from agents.timing.nanoseconds import from_seconds
 from agents.wire import payloads
+from agents.wire.messages import UnmaskRequest
 from tests.agents.helpers import done, make_core, message, records, secure_step
 
 _D = 7
@@ -100,7 +101,7 @@ class Run:
                 case act.Dispatch(client, version):
                     self.dispatched[client] = action
                     self.models.setdefault(version, self.server.w.copy())
-                case act.AskForShares(client, number, updates) if client not in self.silent:
+                case UnmaskRequest(client, number, updates) if client not in self.silent:
                     payload = self.parties[client].answer(number, updates)
                     self.answer(client, payload)
 
@@ -168,12 +169,12 @@ def test_wrong_sum_of_shares_changes_no_model_and_its_senders_are_named() -> Non
     run.train("c3", np.full(_D, 0.5))
     run.silent = {"c1"}  # its answer is made up below
     run.train("c0", np.full(_D, 0.25))
-    (asked,) = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c1"]
+    (asked,) = [a for a in run.log if isinstance(a, UnmaskRequest) and a.client == "c1"]
     assert run.server.version == 1  # three others have answered
     run.silent = {"c0", "c1", "c2"}
     run.train("c2", np.full(_D, 0.5))
     run.train("c0", np.full(_D, 0.25))
-    asked = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c1"][-1]
+    asked = [a for a in run.log if isinstance(a, UnmaskRequest) and a.client == "c1"][-1]
     before = run.server.w.copy()
     honest = secure_wire.decode_sum(run.parties["c1"].answer(asked.number, asked.updates))[1]
     assert honest is not None
@@ -237,7 +238,7 @@ def test_a_checkpoint_keeps_a_sum_that_is_being_opened(tmp_path: Path) -> None:
     storage.save_snapshot(run.core.core, tmp_path / "checkpoint")
     run.core.core = storage.load_snapshot(tmp_path / "checkpoint")
     run.server = run.core.core.server
-    (asked,) = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c2"]
+    (asked,) = [a for a in run.log if isinstance(a, UnmaskRequest) and a.client == "c2"]
     for name in ("c2", "c0"):
         run.answer(name, run.parties[name].answer(asked.number, asked.updates))
     assert run.server.version == 1
