@@ -18,7 +18,7 @@ Trim = float | Literal["median"]
 highest values. From 0 to below 0.5. `median`: only the middle one or two values are left."""
 
 
-def make_sum(server: Server, trim: Trim) -> WeightedSum | RobustSum:
+def make_sum(server: Server, trim: Trim) -> WeightedSum:
     """Return an empty sum for the updates of the next version: a `RobustSum` if `trim` is set, otherwise
     a `WeightedSum`."""
     return RobustSum(server, trim) if trim else WeightedSum(server)
@@ -142,7 +142,7 @@ class MaskedSum:
         return SumUp(used, scale)
 
 
-class RobustSum:
+class RobustSum(WeightedSum):
     """A `WeightedSum` that removes the extreme values of the n updates in each coordinate (Yin, Chen,
     Ramchandran, Bartlett 2018, arXiv 1803.01498, Definitions 1 and 2, with weights):
 
@@ -158,22 +158,12 @@ class RobustSum:
     """
 
     def __init__(self, server: Server, trim: Trim) -> None:
-        self._server = server
+        super().__init__(server)
         self._trim = trim
         self._rows: list[Vector] = []
         """Vectors v_i. An update that counts m times has m rows."""
         self._weights: list[float] = []
         """Weights a_i of the rows."""
-        self.contributions: list[Contribution] = []
-
-    def __len__(self) -> int:
-        """Number of updates in the sum."""
-        return len(self.contributions)
-
-    @property
-    def weight(self) -> float:
-        """Total weight Σ a_i of the updates in the sum."""
-        return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
         """Add `update` `times` times, each time with the weight a = `weight`."""
@@ -181,13 +171,11 @@ class RobustSum:
         self._weights += [weight] * times
         self.contributions.append(update.contribution(times * weight))
 
-    def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
-        """Do w ← w + sign · scale · A · mean, where `mean` is the trimmed mean and A = Σ a_i. Then empty
-        the sum. Return the entry for the log, in which update i has the weight scale · a_i."""
+    def _move(self, scale: float) -> None:
+        """w ← w + scale · A · mean, where `mean` is the trimmed mean and A = Σ a_i."""
         mean = trimmed_mean(self._rows, count_trimmed(len(self._rows), self._trim), self._weights)
-        add_scaled(self._server.w, mean, sign * scale * self.weight)
-        used, self.contributions, self._rows, self._weights = self.contributions, [], [], []
-        return self._server.aggregated(used, scale)
+        add_scaled(self._server.w, mean, scale * self.weight)
+        self._rows, self._weights = [], []
 
 
 class ClientPool:
