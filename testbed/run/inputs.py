@@ -268,7 +268,7 @@ REACTIONS: Mapping[type[ControllerInput], str] = {
     StoodStill:       "XHHHHHHI",
     Tick:             "XHIHHHHI",
     TickOver:         "XIIIHHHI",
-    Interrupted:      "XHHHHHHI",
+    Interrupted:      "IHHHHHHI",
 }  # fmt: skip
 
 

@@ -269,6 +269,7 @@ def test_ignored_inputs_do_nothing_and_illegal_ones_are_errors(
         inputs.CommandGiven(1.0, {"device": "d-1", "action": "crash"}),
         inputs.ActionDone(1.0, inputs.ApplyLimit("d-1")),
         inputs.TickOver(1.0),
+        inputs.Interrupted(1.0),
     )
     for event in some:
         match REACTIONS[type(event)][phase]:
