@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -119,21 +119,25 @@ _MAX_STEPS = 20_000
 """Changes of the charger's power to look at for one estimate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatteryLife:
-    """Times are device times in seconds from the start of the run. They are infinite if the battery does
-    not get too low, and if a changing charger was looked at for as long as possible without a
-    power-off."""
+@dataclass(frozen=True, kw_only=True)
+class EnergyColumns:
+    """Expected power of a device. Times are device times from the start of the run. They are infinite if
+    the battery does not get too low, and if a changing charger was looked at for as long as possible
+    without a power-off."""
 
-    idle_power: float
-    """Watts without work."""
-    working_power: float | None
-    """Mean watts while the device trains round after round; None if its round is unknown."""
-    idle: float | None
-    """Time of the first power-off without work; None without a battery."""
-    working: float | None
-    """Time of the first power-off if the device trains round after round; None also if the power is
-    unknown."""
+    idle_w: float | None = None
+    """Power without work, in watts; None if the device's energy is not counted."""
+    working_w: float | None = None
+    """Mean power while the device trains round after round, in watts; None if its round is unknown."""
+    battery_idle_s: float | None = None
+    """Seconds until the first power-off without work; None without a battery."""
+    battery_working_s: float | None = None
+    """Seconds until the first power-off if the device trains round after round; None also if the power
+    is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatteryLife(EnergyColumns):
     returns: bool
     """Whether the charger charges the device again after a power-off. True without a battery."""
 
@@ -168,10 +172,10 @@ def _life(energy: EnergyConfig, cpu: float | None, work: float | None) -> Batter
     working = None if work is None else _first_power_off(account, work)
     charges = energy.charger is not None and any(energy.charger.watts)
     return BatteryLife(
-        idle_power=energy.idle,
-        working_power=None if work is None else energy.idle + work,
-        idle=None if energy.battery is None else idle,
-        working=None if energy.battery is None else working,
+        idle_w=energy.idle,
+        working_w=None if work is None else energy.idle + work,
+        battery_idle_s=None if energy.battery is None else idle,
+        battery_working_s=None if energy.battery is None else working,
         returns=energy.battery is None or charges,
     )
 
@@ -192,32 +196,10 @@ def _first_power_off(account: EnergyAccount, work: float) -> float:
     return math.inf
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnergyColumns:
-    """Expected power of a device."""
-
-    idle_w: float | None = None
-    """Power without work, in watts; None if the device's energy is not counted."""
-    working_w: float | None = None
-    """Mean power while the device trains round after round, in watts; None if unknown."""
-    battery_idle_s: float | None = None
-    """Seconds of device time until the first power-off without work; None if there is none within the
-    time that was looked at, or no battery."""
-    battery_working_s: float | None = None
-    """Seconds of device time until the first power-off if the device trains round after round; None as
-    in `battery_idle_s`, and if the power is unknown."""
-
-
 def columns(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {
-            "idle_w": one.idle_power,
-            "working_w": one.working_power,
-            "battery_idle_s": one.idle,
-            "battery_working_s": one.working,
-        }
-        for name, one in battery_lives(plan, rounds).items()
-    }
+    names = [one.name for one in fields(EnergyColumns)]
+    lives = battery_lives(plan, rounds)
+    return {device: {name: getattr(one, name) for name in names} for device, one in lives.items()}
 
 
 def group_columns(
@@ -231,12 +213,11 @@ def group_columns(
 
 def _group_columns(found: Mapping[str, BatteryLife], names: Sequence[str]) -> dict[str, str | None]:
     own = [found[name] for name in names if name in found]
-    powers = [one.idle_power for one in own]
-    powers += [one.working_power for one in own if one.working_power is not None]
+    powers = [power for one in own for power in (one.idle_w, one.working_w)]
     columns = {"power": _span(powers, _watts)}
-    if any(one.idle is not None for one in found.values()):
-        columns["battery idle"] = _span([one.idle for one in own], time_text)
-        columns["battery working"] = _span([one.working for one in own], time_text)
+    if any(one.battery_idle_s is not None for one in found.values()):
+        columns["battery idle"] = _span([one.battery_idle_s for one in own], time_text)
+        columns["battery working"] = _span([one.battery_working_s for one in own], time_text)
     return columns
 
 
@@ -270,14 +251,16 @@ def remarks(topology: Topology, plan: Plan, rounds: Mapping[str, Round]) -> Iter
     end = topology.stop.build().after
     limit = math.inf if end is None else end
     until = "" if end is None else f", before the run ends after {time_text(end)} (stop.after)"
-    idle = [name for name, one in found.items() if _within(one.idle, limit)]
-    working = [name for name, one in found.items() if _within(one.working, limit) and name not in idle]
-    for names, times, how in (
-        (idle, [found[name].idle for name in idle], "even without work"),
-        (working, [found[name].working for name in working], "if they train round after round"),
+    idle = {name: one.battery_idle_s for name, one in found.items()}
+    working = {name: one.battery_working_s for name, one in found.items()}
+    idle = {name: at for name, at in idle.items() if _within(at, limit)}
+    working = {name: at for name, at in working.items() if _within(at, limit) and name not in idle}
+    for times, how in (
+        (idle, "even without work"),
+        (working, "if they train round after round"),
     ):
-        if names:
-            listed, after = name_list(names, _MAX_NAMED), _span(times, time_text)
+        if times:
+            listed, after = name_list([*times], _MAX_NAMED), _span([*times.values()], time_text)
             yield f"The batteries of {listed} are too low after {after} {how}{until}: they power off."
     charged = set(_charged(topology))
     lost = [name for name in (*idle, *working) if not found[name].returns and name not in charged]

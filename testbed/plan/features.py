@@ -8,9 +8,9 @@ from testbed.energy import planned as energy
 from testbed.gpu import planned as gpu
 from testbed.plan.part import PlanPart
 from testbed.real_devices import planned as real_devices
-from testbed.secure import planned as secure
+from testbed.secure import schema as secure
 from testbed.segments import planned as segments
-from testbed.selection import planned as selection
+from testbed.selection import schema as selection
 
 PARTS = (
     PlanPart(notes=selection.notes),

@@ -1,4 +1,5 @@
-"""Conflicts of the key `privacy` of a topology: secure sums, and differential privacy."""
+"""Conflicts of the key `privacy` of a topology: secure sums, and differential privacy. Notes on secure
+sums in a plan."""
 
 from __future__ import annotations
 
@@ -116,3 +117,15 @@ def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 def _vectors(side: ClientSide) -> str:
     names = ", ".join(side.update_vectors)
     return f"the {'vector' if len(side.update_vectors) == 1 else 'vectors'} {names}"
+
+
+def notes(topology: Topology, _: object) -> Iterator[str]:
+    """Yield the sizes of secure sums, and how many clients a sum needs."""
+    if (secure := topology.secure) is not None:
+        largest = secure.updates * secure.largest_weight << secure.bits
+        yield (
+            f"Secure aggregation: sums of {secure.updates} updates stay in the field, "
+            f"{secure.updates} × {secure.largest_weight} × 2^{secure.bits} = {largest:,} of at most "
+            f"{arithmetic.FIELD.p:,}. Any {secure.needed} of {len(secure.clients)} clients can open a "
+            f"sum; the server and {secure.colluding} clients together learn no single update."
+        )

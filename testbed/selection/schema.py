@@ -1,4 +1,4 @@
-"""Conflicts of the key `selection` of a topology."""
+"""Conflicts of the key `selection` of a topology, and notes on it in a plan."""
 
 from __future__ import annotations
 
@@ -31,4 +31,19 @@ def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             ("selection", "name"),
             f"{settings.name} needs the losses of clients, which privacy.differential hides: choose "
             "another selection, or write at: server",
+        )
+
+
+def notes(topology: Topology, _: object) -> Iterator[str]:
+    """Yield what a user of the selection should know."""
+    settings = topology.selection
+    if settings is None:
+        return
+    selection, rule = settings.build(), topology.rule
+    result = rule.build().assumes_uniform
+    if result and rule.build().draws and not isinstance(selection, UniformSelection):
+        yield (
+            f"The theory of {rule.name} needs uniform draws: {result}. selection: {settings.name} draws "
+            "otherwise, so that the model may head for another optimum. The chart `contributions` shows "
+            "how far the weights of the devices are from their importance."
         )

@@ -138,11 +138,12 @@ def test_plan_says_how_long_a_battery_lasts() -> None:
     planned = plan(wanted, "virtual", HOST)
     found = rounds.estimate_rounds(wanted, planned, PARAMETERS, None)
     lives = battery_lives(planned, found)
-    assert [lives["a-1"].idle, lives["a-1"].working] == pytest.approx([300, 200])
-    assert [lives["a-1"].idle_power, lives["a-1"].working_power] == pytest.approx([2, 3])
-    assert (lives["b"].idle, lives["b"].working, lives["b"].returns) == (inf, inf, True)
-    assert (lives["c"].idle, lives["c"].working, lives["c"].returns) == (300, 120, False)
-    assert (lives["d"].idle, lives["d"].returns) == (None, True)
+    times = {name: (one.battery_idle_s, one.battery_working_s) for name, one in lives.items()}
+    assert times["a-1"] == pytest.approx((300, 200))
+    assert (lives["a-1"].idle_w, lives["a-1"].working_w) == pytest.approx((2, 3))
+    assert (times["b"], lives["b"].returns) == ((inf, inf), True)
+    assert (times["c"], lives["c"].returns) == ((300, 120), False)
+    assert (times["d"][0], lives["d"].returns) == (None, True)
     assert "e" not in lives
     off, lost = battery_remarks(wanted, planned, found)
     assert off.startswith("The batteries of a-1, a-2, c are too low after 2min to 3.33min if they train")
