@@ -26,10 +26,12 @@ DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED, UNPOWERED = STATES = (
     "paused",
     "unpowered",
 )
+MIN_BUSY_SHARE = 0.5
+"""Minimum fraction of its CPU share that a device uses while it trains, more than to send or receive."""
 WINDOW = 60
 """Seconds of device time for which the activity is kept."""
 
-_HELD_AS: dict[Hold, str] = {
+HELD_AS: dict[Hold, str] = {
     "unpowered": UNPOWERED,
     "down": OFFLINE,
     "cut off": OFFLINE,
@@ -149,7 +151,7 @@ class Activity:
         return shares
 
     def _held_as(self) -> str | None:
-        return next((state for what, state in _HELD_AS.items() if what in self._holds), None)
+        return next((state for what, state in HELD_AS.items() if what in self._holds), None)
 
     def _changed(self, at: float) -> None:
         """Update `_held` after a hold has started or ended."""

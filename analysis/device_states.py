@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from agents.device_actions import BY_NAME, Hold, holds
+from analysis.activity import HELD_AS, MIN_BUSY_SHARE
 from analysis.load import Run
 
 STATES = ("download", "mask", "train", "upload", "unfinished", "wait", "paused", "offline", "unpowered")
@@ -44,15 +45,6 @@ _WORK = {
 }
 _TIMES = (*itertools.chain(*_WORK.values()), "masking")
 """Columns of `Run.updates` that states follow from."""
-_MIN_BUSY_SHARE = 0.5
-"""Fraction of its CPU share from which a device counts as training. During transfers, it uses less."""
-_HELD_AS: dict[Hold, str] = {
-    "down": "offline",
-    "cut off": "offline",
-    "frozen": "paused",
-    "unpowered": "unpowered",
-}
-"""State during each kind of hold."""
 
 
 def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
@@ -63,8 +55,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     of `run.updates` for which the device worked, or −1 if there is no such row. The states:
 
     - `download`: from the dispatch until the client had the whole model.
-    - `mask`: with secure aggregation, the client makes a mask and its shares. Summing shares counts as
-      training.
+    - `mask`: the client makes a mask of its update and shares of it. Summing shares counts as training.
     - `train`: from the first to the last local step.
     - `upload`: from the first byte until the aggregator had the whole update.
     - `paused`: frozen by the scenario or by hand.
@@ -126,8 +117,8 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
     )
     masking = np.flatnonzero(updates["masking"] > 0)
     start = updates["train_start"][masking]
-    masks = _spans(device[masking], "mask", start - updates["masking"][masking], start, rows[masking])
-    return [spans, masks]
+    begin = start - updates["masking"][masking]
+    return [spans, _spans(device[masking], "mask", begin, start, rows[masking])]
 
 
 def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
@@ -145,7 +136,7 @@ def _places(clients: pd.Index, names: pd.Series[str]) -> npt.NDArray[np.intp]:
 
 
 def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """Intervals between two samples in which a device used at least `_MIN_BUSY_SHARE` of its CPU share
+    """Intervals between two samples in which a device used at least `MIN_BUSY_SHARE` of its CPU share
     after its last update had arrived."""
     arrived = run.updates.groupby("client", observed=True)["arrived"].max()
     samples = run.telemetry[["device", "at", "cpu"]].sort_values(["device", "at"], kind="stable")
@@ -153,7 +144,7 @@ def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
     begin, device = before["at"], samples["device"].astype(object)
     share = device.map(run.devices.set_index("device")["cpu"]).astype(float)
     used = (samples["cpu"] - before["cpu"]) / (samples["at"] - begin)
-    busy = used >= _MIN_BUSY_SHARE * share  # false for NaN
+    busy = used >= MIN_BUSY_SHARE * share  # false for NaN
     later = begin >= device.map(arrived).astype(float).fillna(-np.inf)
     place = _places(clients, samples["device"])
     return _spans(place, "unfinished", begin, samples["at"])[busy & later & (place >= 0)]
@@ -172,11 +163,8 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
             for what in ("frozen", "cut off", "unpowered")
         ]
     for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
-        if (
-            done := BY_NAME.get(action)
-        ) is None:  # actions with parameters do not keep devices from working
-            continue
-        for what, begins in holds(done).items():
+        done = BY_NAME.get(action)  # actions with parameters do not keep devices from working
+        for what, begins in () if done is None else holds(done).items():
             if begins or what != "down":  # `down` ends when the device reports that it is ready
                 changes.append((at, name, what, begins))
     # After the actions of the same moment, so that a device that restarts immediately ends as `ready`.
@@ -189,8 +177,8 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
         if begins:
             held.setdefault((name, what), at)
         elif (name, what) in held:
-            rows.append((name, _HELD_AS[what], held.pop((name, what)), at))
-    rows += [(name, _HELD_AS[what], since, np.inf) for (name, what), since in held.items()]
+            rows.append((name, HELD_AS[what], held.pop((name, what)), at))
+    rows += [(name, HELD_AS[what], since, np.inf) for (name, what), since in held.items()]
     away = pd.DataFrame(rows, columns=["name", "state", "begin", "end"])
     device = _places(clients, away["name"])
     spans = _spans(device, "offline", away["begin"], away["end"])

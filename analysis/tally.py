@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from agents import events
 from agents.device_actions import DeviceState, Switching, holds
 from agents.texts import name_list
-from analysis.activity import Activity
+from analysis.activity import MIN_BUSY_SHARE, Activity
 from analysis.features import FEATURES
 from analysis.part import Facts, FeatureTally, Notice, known_number
 
@@ -109,8 +109,6 @@ class DeviceUsage:
 
 _RATE_WINDOW_SECONDS = 10.0
 """Seconds of device time."""
-_MIN_BUSY_SHARE = 0.5
-"""Minimum fraction of its CPU share that a device uses while it trains, more than to send or receive."""
 _MAX_NAMED = 6
 """Maximum number of devices named in a notice."""
 _MAX_REASONS = 1000
@@ -299,7 +297,7 @@ class Tally:
         tally.usage.add(at, values)
         share = tally.usage.latest
         if not isnan(share):
-            tally.activity.used_cpu(at, busy=share >= _MIN_BUSY_SHARE * (tally.cpu or 1.0))
+            tally.activity.used_cpu(at, busy=share >= MIN_BUSY_SHARE * (tally.cpu or 1.0))
 
     def rate(self, at: float) -> float:
         """Updates per second, over the ten seconds before `at`, or since the run clock started."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from analysis.charts import contributions, fidelity, lanes, parts, spread, staleness, telemetry
+from analysis.charts import contributions, fidelity, lanes, parts, staleness, telemetry
 from analysis.charts.chart import Chart
 from analysis.charts.learning_curves import curves, target_reached, time_to_accuracy
 from analysis.features import FEATURES
@@ -27,7 +27,7 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "accuracy-by-class": partial(parts.accuracy, by="class"),
     "accuracy-by-group": partial(parts.accuracy, by="group"),
     "loss": partial(curves, quality="loss", against="time"),
-    "loss-by-device": spread.losses,
+    "loss-by-device": parts.losses,
     **{
         f"{quality}-by-{name}": partial(curves, quality=quality, against=name)
         for name in ("version", "bytes", *_PROGRESS)

@@ -83,6 +83,9 @@ class RunHandle:
     When this process ends, a run from `testbed.up` is taken down, unless it was started with `detach`. A
     run from `testbed.attach` continues. All methods are thread-safe and need no event loop. Methods that
     wait block the calling thread. All errors derive from `TestbedError`.
+
+    Methods that change devices take names of devices or groups, and return the actions that were sent.
+    They raise BadInputError if a name is unknown, or if the run is over or in virtual time.
     """
 
     def __init__(
@@ -245,61 +248,45 @@ class RunHandle:
         `run.set("cell-3", down="2mbit", background=False)`.
 
         `cpu` is a share of one host core, `battery` a share of the battery's capacity. All values are
-        written as in a topology. A setting that is None does not change. Returns the actions that were
-        sent. Raises BadInputError if a value is invalid, a device is unknown or has no battery, or the
-        run is over or in virtual time.
+        written as in a topology. A setting that is None does not change. Raises BadInputError if a value
+        is invalid, or a device has no battery.
         """
         given = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
         return self.act(devices, *changes(cpu, given, battery, background=background))
 
     def charge(self, devices: Devices, watts: str | float | None = None) -> Done:
         """Plug in a charger with a constant power of `watts` (a number of watts, or a text such as
-        `10W`), or the devices' own chargers if `watts` is None. Returns the actions that were sent.
-        Raises BadInputError if the power is invalid, a device is unknown or has no battery or no
-        charger, or the run is over or in virtual time.
+        `10W`), or the devices' own chargers if `watts` is None. Raises BadInputError if the power is
+        invalid, or a device has no battery or no charger.
         """
         return self.act(devices, charger(watts))
 
     def unplug(self, devices: Devices) -> Done:
-        """Unplug the chargers of devices. Raises BadInputError if a device is unknown or has no battery,
-        or the run is over or in virtual time.
-        """
+        """Unplug the chargers of devices. Raises BadInputError if a device has no battery."""
         return self.act(devices, Unplug())
 
     def kill(self, devices: Devices) -> Done:
-        """Kill devices without a clean shutdown, as a crash would. `restart` starts them again. Raises
-        BadInputError if a device is unknown, or the run is over or in virtual time.
-        """
+        """Kill devices without a clean shutdown, as a crash would. `restart` starts them again."""
         return self.act(devices, Crash())
 
     def restart(self, devices: Devices) -> Done:
-        """Restart devices that were killed or have crashed. Raises BadInputError if a device is unknown,
-        or the run is over or in virtual time.
-        """
+        """Restart devices that were killed or have crashed."""
         return self.act(devices, Restart())
 
     def pause(self, devices: Devices) -> Done:
-        """Freeze devices; `resume` lets them continue where they stopped. Raises BadInputError if a
-        device is unknown, or the run is over or in virtual time.
-        """
+        """Freeze devices; `resume` lets them continue where they stopped."""
         return self.act(devices, Pause())
 
     def resume(self, devices: Devices) -> Done:
-        """Let paused devices continue. Raises BadInputError if a device is unknown, or the run is over
-        or in virtual time.
-        """
+        """Let paused devices continue."""
         return self.act(devices, Resume())
 
     def disconnect(self, devices: Devices) -> Done:
-        """Cut off devices or segments: no packet passes until `reconnect`, and processes continue.
-        Raises BadInputError if a name is unknown, or the run is over or in virtual time.
-        """
+        """Cut off devices or segments: no packet passes until `reconnect`, and processes continue."""
         return self.act(devices, Disconnect())
 
     def reconnect(self, devices: Devices) -> Done:
-        """Let packets of devices or segments pass again. Raises BadInputError if a name is unknown, or
-        the run is over or in virtual time.
-        """
+        """Let packets of devices or segments pass again."""
         return self.act(devices, Reconnect())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
@@ -399,9 +386,7 @@ class RunHandle:
         return shell.run(self._directory, device, command)
 
     def act(self, devices: Devices, *actions: Action) -> Done:
-        """Carry out `actions` (`agents.device_actions`) on each of `devices`; return the actions that
-        were sent. Raises BadInputError if a device is unknown, or the run is over or in virtual time.
-        """
+        """Carry out `actions` (`agents.device_actions`) on each of `devices`."""
         names = [devices] if isinstance(devices, str) else devices
         expanded = dict.fromkeys(device for name in names for device in self._directory.targets(name))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]

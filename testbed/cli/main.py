@@ -19,7 +19,7 @@ import typer
 
 from agents.process import without_garbage_collection
 from testbed import bundle, console
-from testbed.cli import dashboard, data, device_commands, experiments, new, outcome, reference
+from testbed.cli import data, device_commands, experiments, new, outcome, reference
 from testbed.cli.app import (
     DEFAULT_RUNS,
     App,
@@ -448,6 +448,28 @@ def plan_command(
         print_text(f"Next: testbed up {topology}")
 
 
+def dashboard(
+    runs_to_show: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run ids, run directories, or a folder of runs such as a sweep's (default: all runs).",
+            autocompletion=runs,
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Dashboard port (0: any free port).")
+    ] = 0,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Show live and finished runs in the browser, one or several side by side; Ctrl-C stops the
+    server."""
+    from testbed.api import running
+
+    with running.page(runs_to_show or (), port=port, on_progress=typer.echo, runs=runs) as page:
+        raise typer.Exit(page.wait())
+
+
 def _up(launch: Launch, *, as_json: bool) -> Verdict:
     """Run a topology in the foreground. At the end, print the outcome and what to do next."""
     from testbed.watching import fullscreen, live, rows
@@ -534,7 +556,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 # These calls come last, because help lists commands in the order in which they were added.
 data.add_to(app)
-dashboard.add_to(app)
+app.command()(dashboard)
 device_commands.add_to(app)
 experiments.add_to(app)
 new.add_pack_to(app)
