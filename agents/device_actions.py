@@ -165,9 +165,9 @@ BY_NAME: Mapping[str, Switching] = {name_of(action): action for action in (kind(
 
 
 def to_json(action: Action) -> dict[str, Any]:
-    """Return the JSON form: `{"action": "crash"}`, `{"action": "set", "cpu": 0.05}`, `{"action":
-    "set", "link": {"up": 1000000}}`, `{"action": "battery", "level": 0.2}` or `{"action": "charge",
-    "watts": 10}`, with rates in bit/s, times in seconds and powers in watts."""
+    """Return the JSON form, such as `{"action": "crash"}`, `{"action": "set", "cpu": 0.05}` or
+    `{"action": "set", "link": {"up": 1000000}}`, with rates in bit/s, times in seconds and powers in
+    watts."""
     return dict(msgspec.to_builtins(action, enc_hook=float))  # the hook converts NumPy numbers
 
 

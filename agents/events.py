@@ -238,8 +238,8 @@ class Acted:
     device: str
     source: str
     """Origin of the action. `scenario`: the topology's scenario, churn, availability or heat. `hand`: a
-    user during the run. `aggregator`: the aggregator ended a client that flooded it. A feature of
-    the device, such as `battery`: it had no power (`poweroff`), or had it again (`poweron`)."""
+    user during the run. `aggregator`: the aggregator ended a client that flooded it. Otherwise
+    a feature of the device, which had no power (`poweroff`), or had it again (`poweron`)."""
     lateness: float
     """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]

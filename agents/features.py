@@ -13,11 +13,15 @@ from agents.energy.messages import (
     PowerSwitch,
     RoundEnergy,
     SetBattery,
+    Source,
     Unplug,
 )
 
 Action = SetBattery | Charge | Unplug
 AggregatorOrder = EnergyOrder
+"""Has the aggregator write a record, by `record()`."""
+ActionSource = Source
+"""Source of actions that no user has ordered, in the records."""
 Record = RoundEnergy
 InitOrder = EnergyStart
 """Order to the init of a device."""

@@ -12,7 +12,6 @@ NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 MAX_TEXT_CHARACTERS = 4096
 _MAX_SECONDS = 1e10
 _MAX_COUNT = 2**63 - 1
-MAX_WATTS = 1e12
 NO_LIMIT = -1
 """Quota, memory or swap of a control group that is not set."""
 
@@ -24,8 +23,6 @@ DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
-Watts = Annotated[float, Meta(ge=0, le=MAX_WATTS)]
-Joules = Annotated[float, Meta(ge=0, le=1e18)]
 Cpuset = Annotated[
     str,
     Meta(

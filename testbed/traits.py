@@ -43,8 +43,8 @@ class Traits:
     """Reason why an interrupted run cannot be resumed, and what to do instead."""
     real_devices: bool = False
     """Whether real devices (`hosts` with SSH destinations) can join a run."""
-    counts_energy: bool = False
-    """Whether the energy of devices is counted, so that their batteries run empty."""
+    lacks: frozenset[str] = frozenset()
+    """Features of devices that the runtime does not have, by their keys in the topology."""
     lack: str = ""
     """Clause for the error if the runtime is not available. It says what this machine lacks."""
     notice: str = ""
@@ -60,7 +60,6 @@ RUNTIMES: dict[str, Traits] = {
         gpus=True,
         devices_probe=True,
         counts_bytes="always",
-        counts_energy=True,
         lack="no Docker engine that can run devices answers",
     ),
     "swarm": Traits(
@@ -71,7 +70,6 @@ RUNTIMES: dict[str, Traits] = {
         many_hosts=True,
         devices_probe=True,
         counts_bytes="always",
-        counts_energy=True,
         lack="this machine's engine manages no Swarm, or does not answer",
     ),
     "process": Traits(
@@ -81,14 +79,12 @@ RUNTIMES: dict[str, Traits] = {
         shaper="relay",
         shaper_why="processes have no network of their own",
         counts_bytes="linked",
-        counts_energy=True,
         notice="devices are local processes. They are stopped and continued to keep their CPU shares, "
         "and a relay makes their links; memory is not limited",
     ),
     "virtual": Traits(
         module="testbed.virtual.run",
         simulated=True,
-        counts_energy=True,
         shaper="model",
         unresumable_reason="the same seed repeats it from the start",
     ),

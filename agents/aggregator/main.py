@@ -10,7 +10,6 @@ learns is already on the disk, and many updates share one fsync (docs/concepts/d
 from __future__ import annotations
 
 import gc
-import math
 import os
 import signal
 import sys
@@ -20,7 +19,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
 
 import torch
 
@@ -38,7 +36,6 @@ from agents.config import AggregatorConfig
 from agents.device_actions import Crash, Join, Restart, to_json
 from agents.disk import files
 from agents.disturbances import LATE_SECONDS, LONGEST_SECONDS, PATIENCE_SECONDS, HangingFile, Watchdog
-from agents.energy.messages import EnergyOrder, RoundEnergy
 from agents.models.flat import first_model
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, Inbox, ReceivedMessage
@@ -425,14 +422,11 @@ class Aggregator:
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
-            case EnergyOrder(at, client, dispatch, energy_j, outcome, level):
-                if self._finished is None:
-                    known = math.nan if level is None else level
-                    self._record(RoundEnergy(at, client, dispatch, energy_j, outcome, known))
             case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
-            case _:
-                assert_never(order)
+            case of_feature:
+                if self._finished is None:
+                    self._record(of_feature.record())
 
     def _disrupted(self, since: float, at: float, reason: str) -> None:
         """Record a disruption of the run from `since` to `at`, in seconds of the host's monotonic

@@ -5,4 +5,4 @@ from __future__ import annotations
 from agents.device.part import InitPart
 from agents.energy import init as energy
 
-FEATURES: tuple[InitPart, ...] = (InitPart(energy.make_half),)
+PARTS: tuple[InitPart, ...] = (InitPart(energy.make_half),)

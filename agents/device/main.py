@@ -29,26 +29,13 @@ from types import FrameType
 from typing_extensions import assert_never
 
 from agents import config, features
+from agents import device_actions as actions
 from agents.config import BEGUN, AccessLink, DeviceConfig
 from agents.device import bound, control_group, link, turns
-from agents.device.features import FEATURES
+from agents.device.features import PARTS
 from agents.device.machine import DeviceContainer, DeviceMachine
 from agents.device.part import ClientHost, CounterReading
 from agents.device.real_machine import RealMachine
-from agents.device_actions import (
-    Crash,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    PowerOff,
-    PowerOn,
-    Reconnect,
-    Restart,
-    Resume,
-    SetBackground,
-    SetLink,
-)
 from agents.disk import files
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing
 from agents.fields import FeatureAction
@@ -106,7 +93,7 @@ class Init(ClientHost):
         self._ending = False
         """The client was ordered to end, so that its exit does not end the container."""
         self._paused = cfg.paused
-        made = (part.make(cfg, self) for part in FEATURES)
+        made = (part.make(cfg, self) for part in PARTS)
         self._features = [feature for feature in made if feature is not None]
         self._look_due = -math.inf if self._features else math.inf
         """Monotonic time at which the features look at the device next."""
@@ -355,39 +342,39 @@ class Init(ClientHost):
 
     def _do(self, action: RemoteAction) -> None:
         match action:
-            case Restart():
+            case actions.Restart():
                 self._restart()
-            case Join():  # ends earlier pauses and disconnections
+            case actions.Join():  # ends earlier pauses and disconnections
                 self._set_present(is_present=True)
                 self._resume()
                 self._machine.plug(up=True)
                 self._restart()
-            case Crash():
+            case actions.Crash():
                 self._end(signal.SIGKILL)
-            case Leave():
+            case actions.Leave():
                 self._set_present(is_present=False)
                 self._paused = False
                 self._end(signal.SIGTERM, signal.SIGCONT)
-            case Pause():
+            case actions.Pause():
                 self._paused = True
                 if not self._ending:  # a stopped process would never end
                     self._signal(signal.SIGSTOP)
-            case Resume():
+            case actions.Resume():
                 self._resume()
-            case SetLink(changes):
+            case actions.SetLink(changes):
                 self._machine.shape(changes)
-            case Disconnect():
+            case actions.Disconnect():
                 self._machine.plug(up=False)
-            case Reconnect():
+            case actions.Reconnect():
                 self._machine.plug(up=True)
-            case PowerOn():
+            case actions.PowerOn():
                 # Ignored if the power has gone again since the controller has sent the order.
                 if all(feature.allows_client for feature in self._features):
                     self._powered = True
                     self._start_wanted()
-            case SetBackground():
+            case actions.SetBackground():
                 self._fail("a device has no background traffic: a segment has")
-            case PowerOff():
+            case actions.PowerOff():
                 self._fail("a power-off follows from the device's state, and cannot be ordered")
             case FeatureAction():
                 if any(feature.act(action) for feature in self._features):

@@ -8,6 +8,7 @@ from agents.config import FeatureSettings
 from agents.device.part import ClientHost, CounterReading, InitHalf
 from agents.energy import EnergyAccount, EnergyConfig, femtojoules, to_joules, to_watts
 from agents.energy.messages import (
+    MAX_WATTS,
     Charge,
     EnergyFigures,
     EnergySample,
@@ -16,7 +17,7 @@ from agents.energy.messages import (
     SetBattery,
     Unplug,
 )
-from agents.fields import MAX_WATTS, FeatureAction
+from agents.fields import FeatureAction
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire.messages import Message
 

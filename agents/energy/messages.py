@@ -14,14 +14,17 @@ from agents.fields import (
     DeviceTime,
     FeatureAction,
     Fields,
-    Joules,
     Name,
     Seconds,
     Share,
-    Watts,
 )
 
-_MAX_WATTS = 1e9
+MAX_WATTS = 1e12
+_MAX_CHARGER_WATTS = 1e9
+Watts = Annotated[float, Meta(ge=0, le=MAX_WATTS)]
+Joules = Annotated[float, Meta(ge=0, le=1e18)]
+Source = Literal["battery"]
+"""Source of power-offs and returns in the records."""
 
 
 class SetBattery(FeatureAction, frozen=True, tag="battery"):
@@ -35,7 +38,7 @@ class Charge(FeatureAction, frozen=True, omit_defaults=True):
     """Plug in a charger."""
 
     sets: ClassVar[str | None] = "charger"
-    watts: Annotated[float, Meta(ge=0, le=_MAX_WATTS)] | None = None
+    watts: Annotated[float, Meta(ge=0, le=_MAX_CHARGER_WATTS)] | None = None
     """Constant watts; None for the device's own charger."""
 
 
@@ -78,6 +81,10 @@ class EnergyOrder(AggregatorOrderFields, frozen=True):
     energy_j: Joules
     outcome: Literal["sent", "lost"]
     level: Share | None = None
+
+    def record(self) -> RoundEnergy:
+        level = math.nan if self.level is None else self.level
+        return RoundEnergy(self.at, self.client, self.dispatch, self.energy_j, self.outcome, level)
 
 
 class EnergyFigures(Fields, frozen=True, kw_only=True):

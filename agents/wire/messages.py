@@ -58,7 +58,7 @@ RemoteAction = SetLink | SetBackground | features.Action | Switching
 """By a device's init or the router. The controller sets CPU limits itself."""
 State = Literal["joining", "ready", "over", "offline"]
 ClientCommand = Literal["stop", "pull", "interrupt"]
-Source = Literal["scenario", "hand", "battery"]
+Source = Literal["scenario", "hand"] | features.ActionSource
 _REPORT = "report "
 
 
@@ -413,7 +413,7 @@ _TELEMETRY: dict[str, type[Telemetry]] = {
 """By a field that no other kind has; all others are a UsageSample."""
 
 
-def encode(message: Message | GpuSample) -> bytes:
+def encode(message: Message | Measurement) -> bytes:
     """Raises MessageError for a message that `decode` would refuse."""
     fields: dict[str, Any] = msgspec.to_builtins(message, enc_hook=float)
     _build(type(message), fields)

@@ -71,14 +71,14 @@ def lacks(topology: Topology, catalog: Catalog) -> Iterator[Problem]:
 
 
 def refusals(topology: Topology, runtime: str, _: HostResources) -> Iterator[Problem]:
-    if traits(runtime).counts_energy:
+    if "energy" not in traits(runtime).lacks:
         return
     for index, group in enumerate(topology.devices):
         if group.energy is not None:
             yield topology.source.problem(
                 ("devices", index, "energy"),
                 f"the {runtime} runtime does not count energy yet: remove it, or use the "
-                f"{runtime_names(lambda t: t.counts_energy)} runtime",
+                f"{runtime_names(lambda t: 'energy' not in t.lacks)} runtime",
                 at_key=True,
             )
 

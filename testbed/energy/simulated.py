@@ -20,7 +20,7 @@ from agents import events
 from agents.device_actions import PowerOff, PowerOn, to_json
 from agents.energy import EnergyAccount, Femtojoules, to_joules, to_watts
 from agents.energy.init import figures_of
-from agents.energy.messages import Charge, EnergySample, RoundEnergy, SetBattery, Unplug
+from agents.energy.messages import Charge, EnergySample, RoundEnergy, SetBattery, Source, Unplug
 from agents.fields import FeatureAction
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
@@ -32,8 +32,7 @@ from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.part import VirtualFleet, Write
 from testbed.virtual.timing import SCENARIO, EventQueue
 
-_SOURCE = "battery"
-"""Source of power-offs and returns in the records."""
+_SOURCE: Source = "battery"
 
 
 @dataclass(slots=True)

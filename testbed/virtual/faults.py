@@ -16,22 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, assert_never
 
+from agents import device_actions as actions
 from agents import events
-from agents.device_actions import (
-    Crash,
-    DeviceAction,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    PowerOff,
-    PowerOn,
-    Reconnect,
-    Restart,
-    Resume,
-    SetCpu,
-    SetLink,
-)
 from agents.fields import FeatureAction
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
@@ -85,57 +71,57 @@ class World(Protocol):
     def write(self, record: events.Record) -> None: ...
 
 
-def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None:
+def act(world: World, name: str, action: actions.DeviceAction, now: Nanoseconds) -> None:
     """An action that does not fit the device's state has no effect, such as the crash of a device that
     is not running."""
     device = world.device(name)
     match action:
-        case SetCpu(cpu):
+        case actions.SetCpu(cpu):
             _set_share(world, device, cpu, now)
-        case SetLink(changes):
+        case actions.SetLink(changes):
             device.change_link(changes)
             update_reachability(world, name, device, now)
-        case Crash():
+        case actions.Crash():
             device.restarts_with_power = False  # a crash without power lasts beyond its return
             if device.alive:
                 _crash(world, name, device)
-        case Leave():
+        case actions.Leave():
             if device.alive:
                 _leave(world, name, device, now)
             device.restarts_with_power = False
             for feature in device.features:
                 feature.leave(now)
-        case Restart() | Join():
-            if device.leaving and isinstance(action, Join):
+        case actions.Restart() | actions.Join():
+            if device.leaving and isinstance(action, actions.Join):
                 device.plug(connected=True)
                 update_reachability(world, name, device, now)
             if device.leaving:
                 device.next_life = partial(_start, world, name, device, action)
             elif not device.alive:
                 _start(world, name, device, action, now)
-        case Pause():
+        case actions.Pause():
             if device.frozen_at is None:
                 device.freeze(now)
                 _fall_silent(world, name, device, now)
-        case Resume():
+        case actions.Resume():
             device.thaw(now)
             _come_back(world, name, device)
             world.check(name)
-        case Disconnect() | Reconnect():
-            device.plug(connected=isinstance(action, Reconnect))
+        case actions.Disconnect() | actions.Reconnect():
+            device.plug(connected=isinstance(action, actions.Reconnect))
             update_reachability(world, name, device, now)
         case FeatureAction():
             for feature in device.features:
                 feature.act(now, action)
             world.check(name)
-        case PowerOff():
+        case actions.PowerOff():
             device.restarts_with_power = device.alive
             if device.alive:
                 _crash(world, name, device)
-        case PowerOn():
+        case actions.PowerOn():
             if device.restarts_with_power:
                 device.restarts_with_power = False
-                _start(world, name, device, Restart(), now)
+                _start(world, name, device, actions.Restart(), now)
         case _:
             assert_never(action)
 
@@ -224,11 +210,15 @@ def _crash(world: World, name: str, device: VirtualDevice) -> None:
 
 
 def _start(
-    world: World, name: str, last: VirtualDevice, action: Restart | Join, now: Nanoseconds
+    world: World,
+    name: str,
+    last: VirtualDevice,
+    action: actions.Restart | actions.Join,
+    now: Nanoseconds,
 ) -> None:
     """`last`: the device's state when it ended. A pause or disconnection continues unless the device
     joins. A device without power starts when its power returns."""
-    joins = isinstance(action, Join)
+    joins = isinstance(action, actions.Join)
     for feature in last.features:
         if not feature.allows_start(now, joins=joins):
             last.restarts_with_power = True

@@ -6,4 +6,4 @@ from testbed.energy import simulated as energy
 from testbed.segments import simulated as segments
 from testbed.virtual.part import VirtualPart
 
-FEATURES: tuple[VirtualPart, ...] = (VirtualPart(segments.make_fleet), VirtualPart(energy.make_fleet))
+PARTS: tuple[VirtualPart, ...] = (VirtualPart(segments.make_fleet), VirtualPart(energy.make_fleet))

@@ -59,7 +59,7 @@ from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
 from testbed.virtual.device import VirtualDevice
-from testbed.virtual.features import FEATURES
+from testbed.virtual.features import PARTS
 from testbed.virtual.module_state import refuse_hidden_state
 from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.simulation import Simulation
@@ -180,7 +180,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     cost = _step_cost(spec, prepared, task, view, w.size)
     model = run_id, schema, w, buffers
     fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view)
-    made = (part.make(spec, queue, fleet.network, recorder.sample) for part in FEATURES)
+    made = (part.make(spec, queue, fleet.network, recorder.sample) for part in PARTS)
     evaluator = Evaluator(
         task, prepared.test, lambda _: None, start=start, parts=evaluation_parts(prepared, topology)
     )

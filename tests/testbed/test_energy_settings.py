@@ -200,7 +200,7 @@ def test_scenario_without_the_battery_that_it_needs_is_refused(
 
 
 def test_runtime_that_counts_no_energy_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = replace(traits.RUNTIMES["docker"], counts_energy=False)
+    without = replace(traits.RUNTIMES["docker"], lacks=frozenset({"energy"}))
     monkeypatch.setitem(traits.RUNTIMES, "docker", without)
     with pytest.raises(BadInputError, match=r"does not count energy yet.*virtual runtime"):
         plan(parse(BATTERY, "cpu: 0.5"), "docker", HOST)

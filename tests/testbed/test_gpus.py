@@ -23,13 +23,13 @@ from testbed.fidelity import SegmentClock, requested, table
 from testbed.fidelity.features import feature_figures
 from testbed.fidelity.part import Evidence
 from testbed.fidelity.validity import verdict
+from testbed.gpu.metered import total_gpu_use
 from testbed.host import gpus
 from testbed.host.gpus import GpuMeter, Gpus, HostGpu, Lack, Use
 from testbed.plan import HostResources, Plan, device_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.docker.meter import total_gpu_use
 from testbed.topology import Topology, parse
 
 GIB = 2**30

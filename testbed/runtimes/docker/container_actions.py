@@ -6,21 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from agents.device_actions import (
-    Crash,
-    DeviceAction,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    PowerOff,
-    PowerOn,
-    Reconnect,
-    Restart,
-    Resume,
-    SetCpu,
-    SetLink,
-)
+from agents import device_actions as actions
 from agents.fields import FeatureAction
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder, MeasureOrder
@@ -50,34 +36,43 @@ class Response:
 
 
 def respond(
-    spec: RunSpec, device: ContainerDevice, action: DeviceAction, exit_code: int | None = None
+    spec: RunSpec, device: ContainerDevice, action: actions.DeviceAction, exit_code: int | None = None
 ) -> Response:
     """Without I/O and clock. `exit_code`: of the device's container; None while it runs. Raises
     BadInputError if the action is not possible."""
     name = device.planned.name
     match action:
-        case SetCpu(cpu):
+        case actions.SetCpu(cpu):
             planned = replace(device.planned, cpu=cpu)
             return Response(replace(device, planned=planned), [], planned_limits(planned))
-        case SetLink(changes):
+        case actions.SetLink(changes):
             return Response(device, _link_orders(spec, name, changes))
-        case Crash() | Leave():
+        case actions.Crash() | actions.Leave():
             return Response(replace(device, away=True), [(name, DeviceOrder(name, action))])
-        case Restart() | Join() if exit_code is not None:
+        case actions.Restart() | actions.Join() if exit_code is not None:
             raise BadInputError(
                 f"{name} cannot restart: its client exited unexpectedly, and its container with it "
                 f"(exit code {exit_code}). See its log."
             )
-        case Restart() | Join() if device.away:  # else it is running, and keeps its quota
+        case actions.Restart() | actions.Join() if (
+            device.away
+        ):  # else it is running, and keeps its quota
             limits = None if device.unpowered else UNLIMITED
             return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], limits)
-        case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
+        case (
+            actions.Restart()
+            | actions.Join()
+            | actions.Pause()
+            | actions.Resume()
+            | actions.Disconnect()
+            | actions.Reconnect()
+        ):
             return Response(device, [(name, DeviceOrder(name, action))])
         case FeatureAction():
             return Response(device, [(name, DeviceOrder(name, action))])
-        case PowerOff():  # the init has ended the client already
+        case actions.PowerOff():  # the init has ended the client already
             return Response(replace(device, unpowered=True), [])
-        case PowerOn():
+        case actions.PowerOn():
             limits = None if device.away else UNLIMITED
             return Response(
                 replace(device, unpowered=False), [(name, DeviceOrder(name, action))], limits
@@ -100,10 +95,12 @@ def _link_orders(
             "the topology, such as link: {rtt: 1ms}"
         )
     if spec.plan.uses_netem:
-        return [(device, DeviceOrder(device, SetLink(rates | impaired)))]
-    orders: list[AddressedOrder] = [(device, DeviceOrder(device, SetLink(rates)))] if rates else []
+        return [(device, DeviceOrder(device, actions.SetLink(rates | impaired)))]
+    orders: list[AddressedOrder] = (
+        [(device, DeviceOrder(device, actions.SetLink(rates)))] if rates else []
+    )
     if impaired:
-        orders.append((ROUTER, DeviceOrder(device, SetLink(impaired))))
+        orders.append((ROUTER, DeviceOrder(device, actions.SetLink(impaired))))
     return orders
 
 
@@ -140,9 +137,9 @@ class ContainerDevices:
         for name in self.states.keys() - self._limited:
             self._limit(name, starting_limits(self.states[name].planned))
 
-    def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
+    def act(self, name: str, action: actions.DeviceAction) -> list[AddressedOrder]:
         """Return orders for other processes. Raises BadInputError if the action is not possible."""
-        code = self._exit_code(name) if isinstance(action, Restart | Join) else None
+        code = self._exit_code(name) if isinstance(action, actions.Restart | actions.Join) else None
         response = respond(self._spec, self.states[name], action, code)
         if response.limits is not None:
             self._limit(name, response.limits)

@@ -62,7 +62,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)
-        if (why := runtime.meter.lack_of_gpus) is not None:
+        if (why := runtime.meter.gpus.lack) is not None:
             view.progress(f"The devices' GPU use cannot be measured: {why}")
         yield runtime
 
@@ -196,7 +196,7 @@ class DockerRuntime:
             return executor.published_port(self._engine, container, MQTT_PORT)
 
     def stop(self) -> None:
-        self.meter.close()
+        self.meter.gpus.close()
         self._pool.shutdown(cancel_futures=True)
         executor.remove(self._engine, self._directory.run, self._directory)
 

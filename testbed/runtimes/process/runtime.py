@@ -19,22 +19,8 @@ from typing import assert_never
 
 import psutil
 
+from agents import device_actions as actions
 from agents.config import BEGUN, BrokerAccess
-from agents.device_actions import (
-    Crash,
-    DeviceAction,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    PowerOff,
-    PowerOn,
-    Reconnect,
-    Restart,
-    Resume,
-    SetCpu,
-    SetLink,
-)
 from agents.disk.files import atomic_write
 from agents.fields import FeatureAction
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
@@ -243,48 +229,52 @@ class ProcessRuntime:
         if self._relay is not None:
             self._relay.close()
 
-    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
+    def act(self, device: str, action: actions.DeviceAction) -> list[AddressedOrder]:
         """The relay changes links; signals do everything else. Raises BadInputError if a link cannot
         change as requested."""
-        if isinstance(action, SetLink | Disconnect | Reconnect):
+        if isinstance(action, actions.SetLink | actions.Disconnect | actions.Reconnect):
             return [(ROUTER, DeviceOrder(device, self._link_action(action)))]
         match action:
-            case SetCpu(cpu):
+            case actions.SetCpu(cpu):
                 self._devices[device] = replace(self._devices[device], cpu=cpu)
                 if self._is_running(device) and device not in self._paused:
                     self.limit(device)
-            case Crash():
+            case actions.Crash():
                 self._down.add(device)
                 self._end(device, signal.SIGKILL)
-            case Leave():
+            case actions.Leave():
                 self._features.set_present(device, is_present=False)
                 self._down.add(device)
                 self._paused.discard(device)
                 self._end(device, signal.SIGTERM)
-            case Restart():
+            case actions.Restart():
                 self._down.discard(device)
                 if not self._is_running(device) and device not in self._unpowered:
                     self._restarting.add(device)
                     self._start_restarting()
-            case Join():  # which also ends a pause or disconnection
+            case actions.Join():  # which also ends a pause or disconnection
                 self._features.set_present(device, is_present=True)
-                reconnect = [*self.act(device, Reconnect())] if self._has_relay else []
-                return [*reconnect, *self.act(device, Resume()), *self.act(device, Restart())]
-            case Pause():
+                reconnect = [*self.act(device, actions.Reconnect())] if self._has_relay else []
+                return [
+                    *reconnect,
+                    *self.act(device, actions.Resume()),
+                    *self.act(device, actions.Restart()),
+                ]
+            case actions.Pause():
                 self._paused.add(device)
                 if self._is_running(device):  # a process that is ending must not be suspended
                     self._duty_cycle.release(device)
                     self._children[device].send_signal(signal.SIGSTOP)
-            case Resume() if device in self._paused:
+            case actions.Resume() if device in self._paused:
                 self._paused.discard(device)
                 if self._is_running(device):
                     self._children[device].send_signal(signal.SIGCONT)
                     self.limit(device)
-            case Resume():
+            case actions.Resume():
                 pass  # it is running already
-            case PowerOff():
+            case actions.PowerOff():
                 pass  # its features have ended the client already
-            case PowerOn():
+            case actions.PowerOn():
                 self._unpowered.discard(device)
                 if device in self._away and device not in self._down:
                     self._restarting.add(device)
@@ -301,7 +291,9 @@ class ProcessRuntime:
             self._memory_lost.add(device)
         self._end(device, signal.SIGKILL)
 
-    def _link_action(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
+    def _link_action(
+        self, action: actions.SetLink | actions.Disconnect | actions.Reconnect
+    ) -> actions.SetLink | actions.Disconnect | actions.Reconnect:
         """Convert to the relay's units. Raises BadInputError if the relay cannot carry out the
         action."""
         if not self._has_relay:
@@ -309,7 +301,7 @@ class ProcessRuntime:
                 "links cannot change in this run, because no device has a link: add one to the "
                 "topology, such as link: {rtt: 1ms}"
             )
-        if not isinstance(action, SetLink):
+        if not isinstance(action, actions.SetLink):
             return action
         if action.changes.get("loss"):
             raise BadInputError(
@@ -318,7 +310,7 @@ class ProcessRuntime:
             )
         changes = to_host_time(action.changes, self._spec.plan.dilation)
         rates = ("up", "down")
-        return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
+        return actions.SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
     def _is_running(self, device: str) -> bool:
         return self._children.is_alive(device) and device not in self._away

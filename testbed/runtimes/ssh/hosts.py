@@ -13,19 +13,8 @@ from typing import Any
 
 import msgspec
 
+from agents import device_actions as actions
 from agents.config import DeviceConfig, dump, load
-from agents.device_actions import (
-    Crash,
-    DeviceAction,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    Reconnect,
-    Restart,
-    Resume,
-    Switching,
-)
 from agents.disturbances import STANDSTILL_SECONDS
 from agents.remote import program
 from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance, LinkFigures, LinkProbe
@@ -180,7 +169,7 @@ class RealHosts:
         for name in names:
             self._devices[name].measure(is_shaped=True)
 
-    def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
+    def act(self, name: str, action: actions.DeviceAction) -> list[AddressedOrder]:
         """Orders for the device's init, which carries out the action. Raises BadInputError."""
         return self._devices[name].act(action)
 
@@ -408,25 +397,25 @@ class RealDevice:
                 + (f" ({self._failure})" if self._failure else "")
             )
 
-    def act(self, action: DeviceAction) -> list[AddressedOrder]:
-        if isinstance(action, Disconnect):
+    def act(self, action: actions.DeviceAction) -> list[AddressedOrder]:
+        if isinstance(action, actions.Disconnect):
             raise BadInputError(f"{self.name} is a real device, whose network is not cut off")
-        if not isinstance(action, Switching):
+        if not isinstance(action, actions.Switching):
             raise BadInputError(f"{self.name} is a real device, of which nothing is emulated")
-        if isinstance(action, Restart | Join) and self.exit_code is not None:
+        if isinstance(action, actions.Restart | actions.Join) and self.exit_code is not None:
             raise BadInputError(
                 f"{self.name} cannot restart: its client exited unexpectedly (exit code "
                 f"{self.exit_code}). See its log."
             )
-        if isinstance(action, Crash | Leave):
+        if isinstance(action, actions.Crash | actions.Leave):
             self._is_down = True
-        if isinstance(action, Restart | Join):
+        if isinstance(action, actions.Restart | actions.Join):
             self._is_down = False
-        if isinstance(action, Pause):
+        if isinstance(action, actions.Pause):
             self._is_paused = True
-        if isinstance(action, Resume | Join | Leave):
+        if isinstance(action, actions.Resume | actions.Join | actions.Leave):
             self._is_paused = False
-        if isinstance(action, Reconnect):
+        if isinstance(action, actions.Reconnect):
             return []
         return [(self.name, DeviceOrder(self.name, action))]
 
