@@ -115,7 +115,7 @@ class App(typer.Typer):
         return super().command(name, cls=_QuickCommand, **settings)
 
 
-# Shell completion: ids of runs, names of devices, segments, rules, selections, tasks, profiles.
+# Shell completion: ids of runs, names of devices and segments, keys of tables, profiles.
 #
 # Everything is read from files, without slow imports, because the shell runs this at each press of Tab.
 
@@ -156,17 +156,13 @@ def _groups_and_devices(ctx: typer.Context) -> list[str]:
     return list(dict.fromkeys([*groups, *found]))
 
 
-def selections(incomplete: str) -> list[str]:
-    file = bundle.AGENTS / "selection" / "__init__.py"
-    return _starting_with(incomplete, _keys(file, "SELECTIONS"))
+def keys_of(package: str, table: str) -> Callable[[str], list[str]]:
+    """Completion by the keys of `table` in a package of `agents`."""
 
+    def complete(incomplete: str) -> list[str]:
+        return _starting_with(incomplete, _keys(bundle.AGENTS / package / "__init__.py", table))
 
-def rules(incomplete: str) -> list[str]:
-    return _starting_with(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
-
-
-def tasks(incomplete: str) -> list[str]:
-    return _starting_with(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
+    return complete
 
 
 def profiles(incomplete: str) -> list[str]:

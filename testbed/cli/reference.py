@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from testbed.fidelity.validity import Judgement
 
 _EXPLAINED = {"metavar": "NAME", "help": "Name to explain (default: list all)."}
-Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.rules)]
-Selection = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.selections)]
-Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.tasks)]
+Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.keys_of("rules", "RULES"))]
+Selection = Annotated[
+    str | None, typer.Argument(**_EXPLAINED, autocompletion=app.keys_of("selection", "SELECTIONS"))
+]
+Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.keys_of("tasks", "TASKS"))]
 Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=app.profiles)]
 _PANEL = "Reference"
 

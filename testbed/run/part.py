@@ -101,10 +101,8 @@ class ControlledRun:
     def user_code_on(self, component: str) -> str:
         """Return the names of the user's own classes that run there."""
         topology = self.spec.topology
-        names = [topology.task.name]
-        if component not in self.devices:
-            selection = topology.named_selection
-            names += [topology.rule.name, *([] if selection is None else [selection.name])]
+        parts = topology.exchangeable.values()
+        names = [topology.task.name] if component in self.devices else [one.named.name for one in parts]
         return " or ".join(filter(user_code.is_user_code, names)) or "own code"
 
     def do(self, action: ControllerAction) -> None:

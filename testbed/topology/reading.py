@@ -222,16 +222,13 @@ def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
     """`topology` was read from `document`."""
     empty = (group for group in topology.devices if group.data and group.data.samples == 0)
     idle, devices = sum(len(group.device_names) for group in empty), len(topology.device_names)
-    checked = [("rule", topology.rule.build(), devices - idle), ("task", topology.task.build(), devices)]
-    if topology.selection is not None:
-        checked.append(("selection", topology.selection.build(), devices - idle))
     if idle == devices:
         message = "every device has samples: 0, so that none can train: raise it for at least one"
         yield document.source.problem(("devices",), message, at_key=True)
         return
-    for part, parameters, clients in checked:
+    for part, settings in topology.exchangeable.items():
         try:
-            parameters.check(clients)
+            settings.build().check(devices if part == "task" else devices - idle)
         except ValueError as error:
             yield validation_errors.conflict(document, (part,), error)
     yield from scenario.problems(

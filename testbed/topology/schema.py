@@ -414,10 +414,10 @@ class Topology(Model):
         return None if self.selection is None else self.selection.named
 
     @property
-    def named_parts(self) -> list[config.Named]:
-        """Task, rule and, if there is one, selection."""
-        chosen = self.named_selection
-        return [self.task.named, self.rule.named, *([] if chosen is None else [chosen])]
+    def exchangeable(self) -> dict[str, Variant]:
+        """By their keys: task, rule and, if there is one, selection. A user can write their own."""
+        found = {"task": self.task, "rule": self.rule, "selection": self.selection}
+        return {key: part for key, part in found.items() if part is not None}
 
     @property
     def has_exchange(self) -> bool:

@@ -90,7 +90,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         task = spec.topology.task.name
         if not user_code.is_caused_by_user_code(error, task):
             raise
-        parts = (one.name for one in spec.topology.named_parts)
+        parts = (one.named.name for one in spec.topology.exchangeable.values())
         names = " and ".join(filter(user_code.is_user_code, parts))
         raise RunFailedError(f"{names} failed:\n{user_code.user_traceback(error)}") from error
     finally:

@@ -103,9 +103,9 @@ def test_completion_offers_runs_and_their_devices(tmp_path: Path) -> None:
 
 
 def test_completion_offers_existing_names() -> None:
-    assert app.rules("") == list(RULES)
-    assert app.selections("") == list(SELECTIONS)
-    assert app.tasks("") == list(TASKS)
+    assert app.keys_of("rules", "RULES")("") == list(RULES)
+    assert app.keys_of("selection", "SELECTIONS")("") == list(SELECTIONS)
+    assert app.keys_of("tasks", "TASKS")("") == list(TASKS)
     assert "raspberry-pi-4" in app.profiles("rasp")
     assert "lte" in app.profiles("")
     assert app.trace_formats("") == list(PUBLISHED_FORMATS)
