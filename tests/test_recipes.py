@@ -179,6 +179,6 @@ def test_recipe_adds_a_device_action_and_mypy_names_unhandled_places(copy: Path)
         "agents/device/main.py",
         "testbed/runtimes/docker/container_actions.py",
         "testbed/runtimes/process/runtime.py",
-        "testbed/topology/action_timeline.py",
+        "testbed/topology/scenario.py",
         "testbed/virtual/faults.py",
     }

@@ -16,10 +16,10 @@ from testbed.host.cpus import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.machines import Measurements, PlannedNode, Shaper
 from testbed.topology import Topology, Virtual, link_traces, scenario
-from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.fields import Thermal
 from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import Profiles
+from testbed.topology.scenario import Heat, Step, timeline
 from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
 

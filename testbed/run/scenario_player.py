@@ -34,7 +34,7 @@ from testbed.errors import BadInputError
 from testbed.plan.planned_devices import action_steps
 from testbed.run.inputs import Act
 from testbed.run.part import ControlledRun, ControllerPart
-from testbed.topology.action_timeline import Step
+from testbed.topology.scenario import Step
 
 
 class AwaitedDevices:

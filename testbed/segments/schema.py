@@ -235,14 +235,17 @@ BackgroundSettings = Annotated[
 ]
 
 
-class SegmentSettings(Model):
+class _TotalRates(Model):
+    up: Rate | None = optional("Total rate from the devices to the server. Default: unlimited")
+    down: Rate | None = optional("Total rate from the server to the devices. Default: unlimited")
+
+
+class SegmentSettings(_TotalRates):
     """A link that several devices share, such as a cell, a home's uplink or a backhaul."""
 
     parent: Name | None = optional(
         "Segment that comes next on the way to the server. Default: the server comes next"
     )
-    up: Rate | None = optional("Total rate from the devices to the server. Default: unlimited")
-    down: Rate | None = optional("Total rate from the server to the devices. Default: unlimited")
     rtt: Seconds = optional("Round-trip time that the segment adds, half in each direction", 0.0)
     jitter: Seconds = optional(
         "Maximum deviation of the delay in each direction. Deviations are uniform", 0.0
@@ -311,13 +314,11 @@ class SegmentSettings(Model):
         )
 
 
-class AccessSettings(Model):
+class AccessSettings(_TotalRates):
     """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Short form of a
     segment without a parent (key `network`). Needs up, down, or both."""
 
     name: Name
-    up: Rate | None = optional("Total rate from the devices to the server. Default: unlimited")
-    down: Rate | None = optional("Total rate from the server to the devices. Default: unlimited")
 
     @model_validator(mode="after")
     def _has_rate(self) -> Self:

@@ -200,9 +200,7 @@ class _DeviceKeys(Model):
         "Access link of each device. A text is the name of a link class: lte is short for {class: lte}"
     )
     think: Duration | None = optional("Extra delay between the end of a training and sending its update")
-    transfers: TransferSettings | None = Field(
-        default=None, exclude_if=lambda transfers: transfers is None
-    )
+    transfers: TransferSettings | None = optional(hidden=True)
     actions: Annotated[tuple[TimedAction, ...], AfterValidator(_increasing)] | None = optional(
         "Actions on each device of the group, as [time, action]: crash, restart, leave, join, pause, "
         "resume, disconnect or reconnect. Default: none",
@@ -210,7 +208,7 @@ class _DeviceKeys(Model):
     )
     availability: Availability | None = optional("When a device is connected. Default: always")
     thermal: Thermal | None = optional("Slow-down by heat. Default: that of the profile")
-    data: DeviceDataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
+    data: DeviceDataSettings | None = optional(hidden=True)
     byzantine: Annotated[ByzantineSettings, OneOf(ATTACKS)] | None = optional(
         "Attack of the devices of this group. Default: they are honest"
     )

@@ -66,7 +66,9 @@ class Model(BaseModel):
             raise ValidationError.from_exception_data(error.title, found) from None
 
 
-def optional(description: str, default: Any = None, *, hidden: bool = False, **more: Any) -> Any:
+def optional(
+    description: str | None = None, default: Any = None, *, hidden: bool = False, **more: Any
+) -> Any:
     """Return a field. `hidden`: a file is written without the key if it has its default."""
     if hidden:
         more["exclude_if"] = lambda value: value == default

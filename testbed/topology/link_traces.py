@@ -20,8 +20,8 @@ from agents.device_actions import SetLink
 from agents.disk import files
 from agents.timing.nanoseconds import from_seconds
 from testbed.topology import units
-from testbed.topology.action_timeline import Step
 from testbed.topology.links import LinkTrace
+from testbed.topology.scenario import Step
 from testbed.topology.units import read_number
 
 # Link traces: how an access link changes over time, read from files, as steps of a run.

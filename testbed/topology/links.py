@@ -71,11 +71,23 @@ class CompressionSettings(Variant):
     kind: str
 
 
-class LinkSettings(ServerLink):
+class LinkKeys(Model):
+    """Access link of a device, or a class of such links."""
+
+    down: Rate | None = optional("Rate from the server to the device. Default: unlimited")
+    up: Rate | None = optional("Rate from the device to the server. Default: unlimited")
+    rtt: Seconds | None = optional(
+        "Round-trip time that the link adds, half in each direction. Default: none"
+    )
+    jitter: Seconds | None = optional(
+        "Maximum deviation of the delay in each direction. Deviations are uniform. Default: none"
+    )
+    loss: Share | None = optional("Share of packets lost, in each direction. Default: none")
+
+
+class LinkSettings(LinkKeys, ServerLink):
     """Access link of each device of the group."""
 
-    up: Rate | None = optional("Rate from the device to the server. Default: unlimited")
-    down: Rate | None = optional("Rate from the server to the device. Default: unlimited")
     kind: Annotated[
         Name | None,
         Field(
@@ -83,11 +95,6 @@ class LinkSettings(ServerLink):
             description="Link class (see testbed profiles). Other keys of link override its values",
         ),
     ] = None
-    rtt: Seconds | None = optional("Round-trip time that the link adds, half in each direction")
-    jitter: Seconds | None = optional(
-        "Maximum deviation of the delay in each direction. Deviations are uniform"
-    )
-    loss: Share | None = optional("Share of packets lost, in each direction")
     trace: LinkTrace | None = None
     compression: Annotated[CompressionSettings, OneOf(METHODS)] | None = optional(
         "Compression of the updates that the device sends. Default: none, float32 values"

@@ -24,14 +24,12 @@ from testbed.topology.fields import (
     Model,
     Name,
     Positive,
-    Rate,
     RelativeError,
-    Seconds,
-    Share,
     Size,
     Thermal,
     optional,
 )
+from testbed.topology.links import LinkKeys
 from testbed.topology.yamlfile import Document
 
 # Device profiles and link classes: the testbed's, and the user's own.
@@ -115,16 +113,8 @@ class DeviceProfile(_ProfileEntry):
         return self
 
 
-class LinkClass(_ProfileEntry):
+class LinkClass(LinkKeys, _ProfileEntry):
     """A type of access link."""
-
-    down: Rate | None = optional("Rate from the server to the device. Default: unlimited")
-    up: Rate | None = optional("Rate from the device to the server. Default: unlimited")
-    rtt: Seconds | None = optional("Round-trip time that the link adds. Default: none")
-    jitter: Seconds | None = optional(
-        "Maximum deviation of the delay in each direction. Deviations are uniform. Default: none"
-    )
-    loss: Share | None = optional("Share of packets lost, in each direction. Default: none")
 
 
 def _entries(value: Any) -> Any:

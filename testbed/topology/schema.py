@@ -70,7 +70,7 @@ class TaskSettings(Variant):
         "Weight of each client in the objective: equal (1/N), or in proportion to its number of samples",
         "uniform",
     )
-    data: DataSettings | None = Field(default=None, exclude_if=lambda data: data is None)
+    data: DataSettings | None = optional(hidden=True)
     partition: Annotated[Partition, OneOf(SCHEMES)] = optional(
         "How the training samples are divided among the devices",
         {"scheme": "iid"},
@@ -191,10 +191,8 @@ class DifferentialSettings(Parameters):
 class PrivacySettings(Model):
     """Protection of the clients' data (docs/guide/privacy.md)."""
 
-    secure: SecureSettings | None = Field(default=None, exclude_if=lambda secure: secure is None)
-    differential: DifferentialSettings | None = Field(
-        default=None, exclude_if=lambda found: found is None
-    )
+    secure: SecureSettings | None = optional(hidden=True)
+    differential: DifferentialSettings | None = optional(hidden=True)
 
 
 class StartSettings(Model):
@@ -351,13 +349,11 @@ class Topology(Model):
         hidden=True,
     )
     devices: tuple[DeviceGroup, ...]
-    network: Annotated[
-        dict[Name, SegmentSettings],
-        Field(
-            description="Links that devices share, by name: a tree with the server behind its roots. "
-            "Default: none"
-        ),
-    ] = Field(default_factory=dict, exclude_if=lambda network: not network)
+    network: dict[Name, SegmentSettings] = optional(
+        "Links that devices share, by name: a tree with the server behind its roots. Default: none",
+        {},
+        hidden=True,
+    )
     server: ServerSettings = ServerSettings()
     dilation: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=1)],
@@ -374,7 +370,7 @@ class Topology(Model):
     stop: StopSettings
     start: StartSettings = StartSettings()
     bounds: BoundsSettings = BoundsSettings()
-    privacy: PrivacySettings | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
+    privacy: PrivacySettings | None = optional(hidden=True)
     broker: BrokerSettings = BrokerSettings()
     durability: config.Durability = optional(
         "What a crash of the aggregator loses. none: the run; checkpoint: everything since the last "
@@ -383,7 +379,7 @@ class Topology(Model):
         "update",
     )
     runtime: RuntimeSettings = RuntimeSettings()
-    virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
+    virtual: Virtual = optional(default=Virtual(), hidden=True)
     _source: Source = PrivateAttr(default=Source())
     _user_code: UserCode | None = PrivateAttr(default=None)
     _fleet: MadeFleet = PrivateAttr(default=MadeFleet())

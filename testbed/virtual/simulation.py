@@ -29,7 +29,7 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 from agents.wire import payloads
 from agents.wire.messages import UnmaskRequest
 from testbed.errors import RunFailedError
-from testbed.topology.action_timeline import Step
+from testbed.topology.scenario import Step
 from testbed.virtual import faults
 from testbed.virtual.device import OngoingTraining, VirtualDevice
 from testbed.virtual.part import VirtualFleet

@@ -58,7 +58,7 @@ from agents.wire import payloads
 from agents.wire.messages import Acknowledgement, ReportRequest
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost
-from testbed.topology.action_timeline import Step
+from testbed.topology.scenario import Step
 from testbed.virtual import simulation
 from testbed.virtual.device import VirtualDevice
 from testbed.virtual.network import VirtualNetwork

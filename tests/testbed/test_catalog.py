@@ -21,9 +21,9 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.speed import CalibratedHost, Calibration, Work
 from testbed.topology import Topology, link_traces, load
-from testbed.topology.action_timeline import Step
 from testbed.topology.links import LinkTrace
 from testbed.topology.profiles import TrainingSpeeds
+from testbed.topology.scenario import Step
 from testbed.view import View
 
 HOST = Calibration(

@@ -14,7 +14,7 @@ from testbed.energy.schema import read_csv
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, catalog, plan
 from testbed.topology import profiles
-from testbed.topology.action_timeline import timeline
+from testbed.topology.scenario import timeline
 
 HOST = HostResources(cores=(0, 1), memory=2**34)
 TRACE = ["time,watts", "0,0", "60,1", "120,2", "180,0.5", "240,0", "300,0"]

@@ -42,7 +42,7 @@ from testbed.rundir import live_files
 from testbed.rundir.directory import RunDirectory
 from testbed.segments.controlled import ControlledSegments
 from testbed.topology import parse
-from testbed.topology.action_timeline import Step
+from testbed.topology.scenario import Step
 
 TOPOLOGY = """
 name: asked

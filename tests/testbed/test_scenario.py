@@ -32,10 +32,9 @@ from agents.timing.durations import DISTRIBUTIONS, DurationDistribution
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from testbed.errors import BadInputError
 from testbed.topology import scenario, validation_errors, yamlfile
-from testbed.topology.action_timeline import Heat, Step, timeline
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
-from testbed.topology.scenario import Churn, ScenarioEntry
+from testbed.topology.scenario import Churn, Heat, ScenarioEntry, Step, timeline
 
 
 class _Fleet(Model):
