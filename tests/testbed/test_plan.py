@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,20 @@ from agents.config import AccessLink, DrawnDuration
 from testbed import topology
 from testbed.bundle import TOPOLOGIES
 from testbed.errors import BadInputError
-from testbed.plan import HostResources, catalog, device_table, plan, this_host, to_host_time
+from testbed.plan import (
+    HostResources,
+    agent_configs,
+    assignment,
+    catalog,
+    device_table,
+    plan,
+    plan_tables,
+    rounds,
+    this_host,
+    to_host_time,
+)
+from testbed.plan.features import PARTS
+from testbed.plan.part import PlanPart
 
 GIB = 2**30
 FOUR_CORES = HostResources(cores=(0, 2, 3, 5), memory=16 * GIB)
@@ -295,3 +309,42 @@ def test_dilated_trace_keeps_a_rate_above_zero_in_outages() -> None:
         "down": None,
         "rtt": 250.0,
     }
+
+
+def test_what_a_feature_adds_to_a_plan_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A feature of devices whose memory is doubled, with a file, and which the process runtime lacks."""
+    (tmp_path / "heat.txt").write_text("80")
+    where = ("devices", 0, "name")
+    part = PlanPart(
+        files=lambda _: [
+            (("devices", 0, "name"), "heat", lambda folder: (folder / "heat.txt").read_text())
+        ],
+        refusals=lambda found, runtime, _: (
+            [found.source.problem(where, "is too hot")] if runtime == "process" else []
+        ),
+        device=lambda device, _, known: replace(
+            device, memory=2 * device.memory, origin=known.content("heat", str)
+        ),
+        place=lambda made, *_: (replace(made, is_routed=True), ()),
+        notes=lambda _, made: [f"hot: {made.devices[0].origin}"],
+        group_columns=lambda _plan, _rounds, groups: {name: {"heat": "hot"} for name in groups},
+        brings_back=lambda _: True,
+    )
+    for module in (assignment, catalog, plan_tables, rounds, agent_configs):
+        monkeypatch.setattr(module, "PARTS", (*PARTS, part))
+    wanted = fleet("{name: pi, cpu: 0.1, memory: 1GiB}")
+    assert agent_configs.devices_return(wanted, plan(wanted, "docker", FOUR_CORES))
+    file = tmp_path / "topology.yaml"
+    file.write_text(wanted.to_yaml())
+    read = topology.load(file)
+    planned = plan(read, "docker", FOUR_CORES, catalog.read(read))
+    assert (planned.devices[0].memory, planned.devices[0].origin) == (2 * GIB, "80")
+    assert planned.is_routed
+    assert "hot: 80" in planned.notes
+    found = rounds.estimate_rounds(read, planned, 650, None)
+    assert [row["heat"] for row in rounds.group_rows(planned, found)] == ["hot"]
+    with pytest.raises(BadInputError, match=r"devices\[0\].name: is too hot"):
+        plan(read, "process", FOUR_CORES, catalog.read(read))
+    (tmp_path / "heat.txt").unlink()
+    with pytest.raises(BadInputError, match=r"devices\[0\].name: .*heat.txt: No such file"):
+        catalog.read(read)
