@@ -1,12 +1,29 @@
 """A new feature of devices: one module and a row, and tables, terminal, page, Prometheus, trackers,
-export, summary, comparison and report show it."""
+export, summary, comparison and report show it. Its half in virtual time is one more row."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
+import pytest
+import yaml
+
+from agents import events
+from agents.device_actions import DeviceAction, PowerOff, PowerOn, to_json
+from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
+from testbed.run import preparing, up
+from testbed.run.options import Options
+from testbed.rundir.directory import RunDirectory
+from testbed.view import View
+from testbed.virtual import faults, run
+from testbed.virtual.device import VirtualHalf
+from testbed.virtual.faults import World
+from testbed.virtual.features import PARTS
+from testbed.virtual.part import VirtualFleet, VirtualPart
+from testbed.virtual.timing import SCENARIO, EventQueue
 from tests.test_recipes import copy as copy
 from tests.test_recipes import insert, python
 
@@ -61,3 +78,63 @@ def test_new_feature_appears_in_every_view(copy: Path) -> None:
     assert "heat K·s" in found["compared"]
     assert found["charts"] == ["accuracy-by-heat", "loss-by-heat", "heat-over-time"]
     assert "pi-1 heat (°C)" in found["trace"]
+
+
+class Heater(VirtualHalf):
+    """Hot after 2.5 s of computation since it was cold."""
+
+    def __init__(self) -> None:
+        self.computed: Nanoseconds = 0
+
+    def compute(self, now: Nanoseconds, duration: Nanoseconds, timed: Nanoseconds) -> None:
+        self.computed += timed
+
+
+class Heat(VirtualFleet):
+    """A device that is hot powers off for 3 s."""
+
+    def __init__(self, queue: EventQueue) -> None:
+        self._queue, self._heaters = queue, {"a": Heater()}
+
+    def begin(self, world: World) -> tuple[()]:
+        self._world = world
+        return ()
+
+    def half(self, name: str) -> VirtualHalf | None:
+        return self._heaters.get(name)
+
+    def check(self, name: str) -> None:
+        if name in self._heaters and self._heaters[name].computed > 2.5 * SECOND:
+            self._heaters[name].computed = 0
+            self._act(name, PowerOff())
+            cold = self._queue.now + 3 * SECOND
+            self._queue.plan(cold, SCENARIO, 0, partial(self._act, name, PowerOn()))
+
+    def _act(self, name: str, action: DeviceAction) -> None:
+        now = self._queue.now
+        self._world.write(events.Acted(to_seconds(now), name, "heat", 0.0, to_json(action)))
+        faults.act(self._world, name, action, now)
+
+
+def test_half_of_a_new_feature_in_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each training takes 1 s. The third would make `a` hot: it is off from 2 s to 5 s."""
+    part = VirtualPart(lambda _spec, queue, _network, _write: Heat(queue))
+    monkeypatch.setattr(run, "PARTS", (*PARTS, part))
+    topology = {
+        "name": "t",
+        "task": {"name": "quadratic", "centers": [[0.0], [1.0]], "local": {"steps": 10, "lr": 0.1}},
+        "rule": {"name": "fedbuff", "buffer_size": 1},
+        "devices": [{"name": "a", "timing": "1s"}, {"name": "b", "timing": "1s"}],
+        "stop": {"after": "8500ms"},
+        "runtime": {"name": "virtual"},
+    }
+    (tmp_path / "topology.yaml").write_text(yaml.safe_dump(topology))
+    parsed, plan = preparing.plan_file(tmp_path / "topology.yaml", Options())
+    directory = RunDirectory.create(tmp_path, "run")
+    up.run(parsed, plan, directory, Options(), View())
+    records = list(events.read(directory.events))
+    acted = [(r.at, r.device, r.source, r.action) for r in records if isinstance(r, events.Acted)]
+    assert acted[:2] == [(2.0, "a", "heat", PowerOff()), (5.0, "a", "heat", PowerOn())]
+    applied = [(r.client, r.applied) for r in records if isinstance(r, events.UpdateApplied)]
+    assert [at for client, at in applied if client == "b"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [at for client, at in applied if client == "a"][:3] == [1.0, 2.0, 6.0]

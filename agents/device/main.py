@@ -373,7 +373,7 @@ class Init(ClientHost):
                     self._powered = True
                     self._start_wanted()
             case actions.SetBackground():
-                self._fail("a device has no background traffic: a segment has")
+                self._fail("a device has no background traffic of its own")
             case actions.PowerOff():
                 self._fail("a power-off follows from the device's state, and cannot be ordered")
             case FeatureAction():

@@ -77,14 +77,14 @@ def prepare(
     """
     directory, devices = spec.directory, [device.name for device in spec.plan.emulated_devices]
     directory.control.mkdir(exist_ok=True)
-    (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # from an earlier segment
+    (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # from before a resume
     turns.make(directory.control, len(spec.plan.cpus))
     give_to_containers(owner, *directory.work.iterdir())
     for device in devices:
         for path in (directory.config(device), directory.shard(device)):
             path.chmod(0o644)
     if mps:
-        shutil.rmtree(directory.mps, ignore_errors=True)  # from an earlier segment
+        shutil.rmtree(directory.mps, ignore_errors=True)  # from before a resume
         directory.mps.mkdir()
         directory.mps.chmod(0o777)  # for the clients' user; its parent `work/` is closed to others
     folder = directory.work / BROKER

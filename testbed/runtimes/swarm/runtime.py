@@ -396,7 +396,7 @@ class SwarmRuntime:
         sent = agent_configs.files_to_send(self._spec, container.component)
         files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
         disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
-        saved = self._directory.disk(container.component)  # from an earlier segment of the run
+        saved = self._directory.disk(container.component)  # from before a resume
         files |= {f"{disk}/{path.name}": path for path in saved.iterdir() if path.is_file()}
         executor.put_files(made.engine, made.id, FILES, files, folders={disk: client})
 
