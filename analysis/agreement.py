@@ -16,7 +16,7 @@ import pandas as pd
 from analysis import metrics
 from analysis.features import COSTS
 from analysis.load import Run
-from analysis.part import CostFigure
+from analysis.part import ProgressFigure
 
 _RESAMPLES = 2000
 _MIN_CONFIGURATIONS = 3
@@ -78,14 +78,14 @@ def other_costs(
     """Like `times`, with further costs of all devices until the accuracy `target` (`features.COSTS`), by
     name. Costs that a run did not count are left out."""
 
-    def until(cost: CostFigure, run: Run) -> float:
+    def until(cost: ProgressFigure, run: Run) -> float:
         at = metrics.crossed(run, "accuracy", target)
-        return float(cost.until(run, at)) if at < inf else inf
+        return float(cost.at(run, at)) if at < inf else inf
 
     return {
         name: _table(configurations, virtual, real, partial(until, cost))
         for name, cost in COSTS.items()
-        if not any(isnan(float(cost.until(run, 0.0))) for run in (*virtual, *real))
+        if not any(isnan(float(cost.at(run, 0.0))) for run in (*virtual, *real))
     }
 
 

@@ -368,19 +368,16 @@ PART = part.AnalysisPart(
         part.SummaryColumn("energy", _known_joules, unit="J"),
         part.SummaryColumn("power_offs", _known_power_offs),
     ],
-    costs=[
-        part.CostFigure(
-            "energy", "energy of all devices", "J", consumed, words=("needs fewer joules", "more")
-        )
-    ],
-    progress={
-        "energy": part.ProgressAxis(
+    progress=[
+        part.ProgressFigure(
+            "energy",
             "energy of all devices",
             "J",
-            lambda run: consumed(run, run.evaluations["at"].to_numpy()),
+            consumed,
             wanted=_counts,
+            words=("needs fewer joules", "more"),
         )
-    },
+    ],
     charts={
         "battery-over-time": part.FeatureChart(_batteries, _has_batteries, in_report=True),
         "power-over-time": part.FeatureChart(_power, _counts, in_report=True),

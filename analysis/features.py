@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from analysis import energy, privacy, segments, selection
-from analysis.part import AnalysisPart, CostFigure, Facts
+from analysis.part import AnalysisPart, Facts, ProgressFigure
 
 if TYPE_CHECKING:
     from analysis.load import Run
@@ -22,7 +22,8 @@ STATE_NEEDS: Mapping[str, str] = {
     state: needed for part in FEATURES for state, needed in part.states.items()
 }
 SUMMARY = tuple(column for part in FEATURES for column in part.summary)
-COSTS: Mapping[str, CostFigure] = {cost.name: cost for part in FEATURES for cost in part.costs}
+PROGRESS = tuple(one for part in FEATURES for one in part.progress)
+COSTS: Mapping[str, ProgressFigure] = {one.name: one for one in PROGRESS if one.words is not None}
 
 
 def facts(run: Run) -> dict[str, str]:

@@ -85,7 +85,7 @@ def _cost_until(run: Run, at: float, version: float) -> Reached:
 
 
 def _other_costs(run: Run, at: float) -> dict[str, float]:
-    return {name: float(cost.until(run, [at])[0]) for name, cost in COSTS.items()}
+    return {name: float(cost.at(run, [at])[0]) for name, cost in COSTS.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,28 +270,20 @@ class SummaryColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class CostFigure:
-    """Cost of reaching an accuracy, beside time, rounds, updates and bytes."""
+class ProgressFigure:
+    """Measure of a run's progress, against which `accuracy-by-NAME` and `loss-by-NAME` are drawn."""
 
     name: str
-    title: str
-    unit: str
-    until: Callable[[Run, npt.ArrayLike], npt.NDArray[np.float64]]
-    """Use of all devices together up to each of some device times (s); NaN if it was not counted."""
-    words: tuple[str, str]
-    """Words on two ranked configurations: the better one `is faster`, the other `slower`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressAxis:
-    """Measure of progress against which accuracy and loss are drawn."""
-
     label: str
     unit: str
-    values: Callable[[Run], npt.NDArray[Any]]
-    """One per row of `Run.evaluations`; NaN if unknown."""
+    at: Callable[[Run, npt.ArrayLike], npt.NDArray[np.float64]]
+    """Values at device times in seconds; NaN if it was not counted."""
+    _: KW_ONLY
     wanted: Callable[[Run], bool] | None = None
     """Whether page and report show the accuracy of a run against it; None for never."""
+    words: tuple[str, str] | None = None
+    """If it is a cost of reaching an accuracy, beside time, rounds, updates and bytes: words on two
+    ranked configurations, of which the better one `is faster`, the other `slower`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +323,7 @@ class AnalysisPart:
     facts: Callable[[Run], Mapping[str, str]] = lambda _: {}
     """Facts about a whole run for people: name -> text. Those that it does not have are left out."""
     summary: Sequence[SummaryColumn] = ()
-    costs: Sequence[CostFigure] = ()
-    progress: Mapping[str, ProgressAxis] = field(default_factory=dict)
-    """Each is drawn by `accuracy-by-NAME` and `loss-by-NAME`."""
+    progress: Sequence[ProgressFigure] = ()
     charts: Mapping[str, FeatureChart] = field(default_factory=dict)
     counters: Sequence[TraceCounter] = ()
     describe: Callable[[Action | None], str | None] = lambda _: None

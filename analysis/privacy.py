@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from analysis.part import AnalysisPart, ProgressAxis, SummaryColumn
+from analysis.part import AnalysisPart, ProgressFigure, SummaryColumn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,11 +100,11 @@ def by_device(run: Run) -> pd.Series[float] | None:
     return total.map(lambda spent: epsilon(float(spent), float(wanted["delta"]))).rename("epsilon")
 
 
-def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Highest ε of any client at each row of `run.evaluations`; NaN without differential privacy."""
-    wanted, at = settings(run), run.evaluations["at"].to_numpy()
+def highest(run: Run, at: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Highest ε of any client at each of the device times `at` (s); NaN without differential privacy."""
+    wanted, at = settings(run), np.asarray(at, np.float64)
     if wanted is None:
-        return np.full(len(at), math.nan)
+        return np.full(at.shape, math.nan)
     found = participations(run)
     total = found.groupby("client")["spent"].cumsum().cummax().to_numpy()
     place = np.searchsorted(found["at"].to_numpy(), at, side="right")
@@ -122,5 +123,5 @@ def record(run: Run) -> dict[str, Any] | None:
 
 PART = AnalysisPart(
     summary=[SummaryColumn("epsilon", by_device, together="max", title="ε")],
-    progress={"epsilon": ProgressAxis("highest ε of a client", "", highest)},
+    progress=[ProgressFigure("epsilon", "highest ε of a client", "", highest)],
 )

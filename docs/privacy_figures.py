@@ -136,7 +136,7 @@ def noise(runs: list[Run]) -> Figure:
     for run, color in zip(runs, _COLORS, strict=False):
         settings = privacy.settings(run) or {"noise": 0.0}
         axes.plot(
-            privacy.highest(run), 100 * run.evaluations["accuracy"], "o-",
+            privacy.highest(run, run.evaluations["at"]), 100 * run.evaluations["accuracy"], "o-",
             markersize=3, color=color, label=f"z = {settings['noise']:g}",
         )  # fmt: skip
     axes.set(xscale="log", xlabel="highest ε of a client (δ = 1e-5)", ylabel="test accuracy (%)")

@@ -17,10 +17,9 @@ from functools import partial
 from analysis.charts import contributions, fidelity, lanes, parts, staleness, telemetry
 from analysis.charts.chart import Chart
 from analysis.charts.learning_curves import curves, target_reached, time_to_accuracy
-from analysis.features import FEATURES
+from analysis.features import FEATURES, PROGRESS
 from analysis.load import Run
 
-_PROGRESS = {name: one for part in FEATURES for name, one in part.progress.items()}
 _OF_FEATURES = {name: one for part in FEATURES for name, one in part.charts.items()}
 CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "accuracy": partial(curves, quality="accuracy", against="time"),
@@ -30,7 +29,7 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "loss-by-device": parts.losses,
     **{
         f"{quality}-by-{name}": partial(curves, quality=quality, against=name)
-        for name in ("version", "bytes", *_PROGRESS)
+        for name in ("version", "bytes", *(one.name for one in PROGRESS))
         for quality in ("accuracy", "loss")
     },
     "devices": lanes.lanes,
@@ -71,7 +70,7 @@ def _evaluates_by_device(run: Run) -> bool:
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 
 
-_AGAINST = {f"accuracy-by-{name}": one.wanted for name, one in _PROGRESS.items() if one.wanted}
+_AGAINST = {f"accuracy-by-{one.name}": one.wanted for one in PROGRESS if one.wanted is not None}
 PAGE_CHARTS: Mapping[str, OnPage] = {
     "loss-by-device": OnPage(of_all_runs=True, wanted=_evaluates_by_device),
     **{name: OnPage(of_all_runs=True, wanted=wanted) for name, wanted in _AGAINST.items()},

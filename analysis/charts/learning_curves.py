@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from analysis import comparison, metrics
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, band_of, color
-from analysis.features import FEATURES
+from analysis.features import PROGRESS
 from analysis.load import Run
 from analysis.names import by_settings, distinct
+from analysis.part import ProgressFigure
 
 
 def uploaded_bytes(run: Run) -> Column:
@@ -24,16 +26,16 @@ def uploaded_bytes(run: Run) -> Column:
     return uploaded
 
 
+def _at_evaluations(figure: ProgressFigure, run: Run) -> Column:
+    return figure.at(run, run.evaluations["at"])
+
+
 Quality = Literal["accuracy", "loss"]
 _X: dict[str, tuple[Axis, Callable[[Run], Column]]] = {
     "time": (Axis("device time", "s"), lambda run: run.evaluations["at"].to_numpy()),
     "version": (Axis("version", whole=True), lambda run: run.evaluations["version"].to_numpy()),
     "bytes": (Axis("data uploaded", "MB"), lambda run: uploaded_bytes(run) / 1e6),
-    **{
-        name: (Axis(one.label, one.unit), one.values)
-        for part in FEATURES
-        for name, one in part.progress.items()
-    },
+    **{one.name: (Axis(one.label, one.unit), partial(_at_evaluations, one)) for one in PROGRESS},
 }
 _Y: dict[Quality, tuple[Axis, float]] = {
     "accuracy": (Axis("test accuracy", "%", limits=(0.0, 100.0)), 100.0),

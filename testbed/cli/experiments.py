@@ -174,9 +174,9 @@ def agree(
         return
     for name, ranks in told.rankings.items():
         cost = features.COSTS.get(name)
-        title, unit = (name, "s") if cost is None else (cost.title, cost.unit)
+        title, unit = (name, "s") if cost is None else (cost.label, cost.unit)
         print_text(f"\nMean {title} to a test accuracy of {comparison.percent(told.target)}:")
-        _show(ranks, told.runtime, unit, words=_FASTER if cost is None else cost.words)
+        _show(ranks, told.runtime, unit, words=(cost and cost.words) or _FASTER)
     print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
 
 

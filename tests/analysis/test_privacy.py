@@ -64,7 +64,10 @@ def test_client_noise_counts_every_received_update_once(tmp_path: Path) -> None:
     assert found["fast"] == privacy.epsilon(0.75, 1e-5)
     assert found["slow"] == privacy.epsilon(0.25, 1e-5)
     assert found["mute"] == 0.0
-    assert privacy.highest(run).tolist() == [privacy.epsilon(0.5, 1e-5), found["fast"]]
+    assert privacy.highest(run, run.evaluations["at"]).tolist() == [
+        privacy.epsilon(0.5, 1e-5),
+        found["fast"],
+    ]
     written = privacy.record(run)
     assert written is not None
     assert written["epsilon"]["fast"] == pytest.approx(found["fast"], abs=1e-6)
@@ -109,4 +112,4 @@ def test_run_without_differential_privacy_has_no_epsilon(directory: Path) -> Non
     run = load(directory)
     assert "epsilon" not in summary.devices(run)
     assert privacy.record(run) is None
-    assert all(math.isnan(one) for one in privacy.highest(run))
+    assert all(math.isnan(one) for one in privacy.highest(run, run.evaluations["at"]))

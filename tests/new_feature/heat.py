@@ -107,12 +107,16 @@ PART = part.AnalysisPart(
             title="°C",
         )
     ],
-    costs=[part.CostFigure("heat", "heat of all devices", "K·s", used, ("stays cooler", "hotter"))],
-    progress={
-        "heat": part.ProgressAxis(
-            "heat", "K·s", lambda run: used(run, run.evaluations["at"]), wanted=lambda _: True
+    progress=[
+        part.ProgressFigure(
+            "heat",
+            "heat of all devices",
+            "K·s",
+            used,
+            wanted=lambda _: True,
+            words=("stays cooler", "hotter"),
         )
-    },
+    ],
     charts={"heat-over-time": part.FeatureChart(over_time, lambda _: True, in_report=True)},
     counters=[part.TraceCounter("heat", "degrees", "heat (°C)")],
 )
