@@ -152,7 +152,7 @@ def test_recipe_adds_a_device_action_and_mypy_names_unhandled_places(copy: Path)
     insert(
         actions,
         "Switching = Crash",
-        'class Overheat(_DeviceAction, frozen=True):\n    """Let it cool."""\n\n\n',
+        'class Overheat(ActionFields, frozen=True):\n    """Let it cool."""\n\n\n',
     )
     insert(actions, " | Restart | Pause | Resume", " | Overheat")
     insert(actions, '    Pause: {"frozen": True},', '    Overheat: {"frozen": True},\n')
@@ -170,7 +170,8 @@ def test_recipe_adds_a_device_action_and_mypy_names_unhandled_places(copy: Path)
     options = ["--no-site-packages", "--follow-imports", "skip", "--cache-dir", os.devnull]
     modules = [*copy.glob("agents/**/*.py"), *copy.glob("testbed/**/*.py")]
     handlers = [str(file.relative_to(copy)) for file in modules if "assert_never" in file.read_text()]
-    defined = ["agents/device_actions.py", "agents/wire/messages.py"]
+    defined = ["agents/device_actions.py", "agents/features.py", "agents/fields.py"]
+    defined += [str(file.relative_to(copy)) for file in copy.glob("agents/*/messages.py")]
     command = [sys.executable, "-m", "mypy", *options, *defined, *handlers]
     checked = subprocess.run(command, cwd=copy, capture_output=True, text=True)
     forgets = r'^(\S+?\.py):\d+: error: Argument 1 to "assert_never" has incompatible type "Overheat"'
