@@ -1,7 +1,7 @@
 """Configuration of the processes of a run: frozen dataclasses, one JSON file per process.
 
 The controller writes the files, each agent's `main.py` reads its own. Durations are in seconds of device
-time, rates in bit/s, sizes in bytes.
+time unless a class says otherwise, rates in bit/s, sizes in bytes.
 """
 
 from __future__ import annotations

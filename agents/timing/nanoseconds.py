@@ -1,7 +1,7 @@
 """Time as whole nanoseconds (int), so that equal moments compare as equal.
 
-Sums of floating-point seconds have rounding errors: 0.1 s added ten times is not 1 s. Configurations,
-topologies and records use seconds, which are converted when they are read or written.
+Sums of floating-point seconds have rounding errors: 0.1 s added ten times is not 1 s. Topologies
+and records use seconds, which are converted when they are read or written.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def _on_machines(
         asked = {one.name: one.cpu or 0.0 for one in devices if placed.get(one.name, "") == node.id}
         name = node.name if many else ""
         problems += feasibility.too_much_later(topology, node.capacity * dilation, asked, name)
-    beside = [one for one in devices if placed.get(one.name, "") == first.id]
+    beside = sum(one.memory for one in devices if placed.get(one.name, "") == first.id)
     made = replace(
         made,
         devices=devices,

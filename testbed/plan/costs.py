@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -41,11 +40,6 @@ NODE_AGENT = 512 * _MIB
 """Memory limit of a node agent's container, in bytes, for runs on several nodes."""
 _ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
 """Memory limit of a router's container, in bytes; and in addition per device, for delayed packets."""
-
-
-class HasMemoryLimit(Protocol):
-    @property
-    def memory(self) -> int: ...
 
 
 def client_memory(
@@ -106,14 +100,14 @@ def equal_limit(sizes: Sequence[int], budget: int) -> int:
     return max(sizes, default=0)
 
 
-def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int) -> int:
+def aggregator_limit(free: int, used: int, reserved: int) -> int:
     """Return the bytes of the aggregator's container on a machine with `free` bytes of free memory.
 
-    The limit is `free` without the memory limits of the `devices` on the machine. If half of `free` is
-    more, the limit is that half, because devices seldom reach their limits. The limit is at least
-    `reserved` bytes. How much memory a rule and an evaluation need is unknown.
+    `used`: sum of the memory limits of the machine's devices. The limit is the rest of `free`. If half of
+    `free` is more, the limit is that half, because devices seldom reach their limits. The limit is at
+    least `reserved` bytes. How much memory a rule and an evaluation need is unknown.
     """
-    return max(reserved, free // 2, free - sum(device.memory for device in devices))
+    return max(reserved, free // 2, free - used)
 
 
 def router_limit(devices: int) -> int:
