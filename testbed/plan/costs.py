@@ -103,7 +103,7 @@ def equal_limit(sizes: Sequence[int], budget: int) -> int:
 def aggregator_limit(free: int, used: int, reserved: int) -> int:
     """Return the bytes of the aggregator's container on a machine with `free` bytes of free memory.
 
-    `used`: sum of the memory limits of the machine's devices. The limit is the rest of `free`. If half of
+    `used`: sum of the limits of the machine's devices. The limit is the rest of `free`. If half of
     `free` is more, the limit is that half, because devices seldom reach their limits. The limit is at
     least `reserved` bytes. How much memory a rule and an evaluation need is unknown.
     """
