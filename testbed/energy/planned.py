@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agents.config import DeviceConfig
 from agents.energy import BatteryConfig, ChargerConfig, EnergyAccount, EnergyConfig, microwatts
 from agents.texts import name_list
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
@@ -302,9 +301,9 @@ def has_charger(device: PlannedDevice) -> bool:
     return device.energy is not None and device.energy.charger is not None
 
 
-def with_meter(config: DeviceConfig, device: PlannedDevice) -> DeviceConfig:
+def init_settings(device: PlannedDevice) -> dict[str, Any]:
     """Let the init count the device's energy."""
-    return config if device.energy is None else replace(config, energy=device.energy, cpu=device.cpu)
+    return {} if device.energy is None else {"energy": device.energy, "cpu": device.cpu}
 
 
 def entry(device: PlannedDevice) -> dict[str, Any] | None:

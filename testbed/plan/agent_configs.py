@@ -264,7 +264,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         account, present = accounts[init_user(device.name)], device.name not in absent
         init = _device(spec, device, account, own, present=present)
         for part in PARTS:
-            client, init = part.client(client, device), part.init(init, device)
+            client, init = part.client(client, device), replace(init, **part.init(device))
         dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         dump(
             init if device.host is None else _on_real_device(init, device, own),
@@ -434,13 +434,8 @@ def _client(
 
 
 def feature_settings(device: PlannedDevice, *, present: bool) -> FeatureSettings:
-    return FeatureSettings(
-        device=device.name,
-        present=present,
-        cpu=device.cpu,
-        dilation=device.dilation,
-        energy=device.energy,
-    )
+    own = {name: value for part in PARTS for name, value in part.init(device).items()}
+    return FeatureSettings(device=device.name, present=present, dilation=device.dilation, **own)
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:

@@ -27,7 +27,7 @@ PARTS = (
         columns=energy.columns,
         group_columns=energy.group_columns,
         numbers=energy.NUMBERS,
-        init=energy.with_meter,
+        init=energy.init_settings,
         entry=energy.entry,
         brings_back=energy.has_charger,
     ),

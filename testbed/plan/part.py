@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from testbed.topology.yamlfile import Problem, Where
 
 if TYPE_CHECKING:
-    from agents.config import ClientConfig, DeviceConfig
+    from agents.config import ClientConfig
     from testbed.plan.catalog import Catalog
     from testbed.plan.machines import HostResources
     from testbed.plan.planned_devices import Plan, PlannedDevice
@@ -62,8 +62,8 @@ class PlanPart:
     """Columns of each group for people. The third argument has the groups' devices."""
     numbers: Mapping[str, FleetNumber] = field(default_factory=dict)
     """By key of the topology, such as `link.up`."""
-    init: Callable[[DeviceConfig, PlannedDevice], DeviceConfig] = lambda config, _: config
-    """Completes the configuration of the device's init."""
+    init: Callable[[PlannedDevice], Mapping[str, Any]] = lambda _: {}
+    """Values of `FeatureSettings` for the device's init."""
     client: Callable[[ClientConfig, PlannedDevice], ClientConfig] = lambda config, _: config
     """Completes the configuration of the device's client."""
     entry: Callable[[PlannedDevice], Any] = lambda _: None
