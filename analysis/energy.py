@@ -351,6 +351,16 @@ def _describe(action: Action | None) -> str | None:
     return None
 
 
+class EnergyTables:
+    """Empty unless the topology has `energy`."""
+
+    __slots__ = ()
+    rounds: pd.DataFrame
+    """`RoundEnergy`."""
+    energy: pd.DataFrame
+    """One row per sample of a device."""
+
+
 PART = part.AnalysisPart(
     needs={"energy": _has_energy, "batteries": _has_battery},
     states={"unpowered": "batteries"},

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 
 FEATURES: tuple[AnalysisPart, ...] = (energy.PART, segments.PART, selection.PART, privacy.PART)
 
+
+class FeatureTables(energy.EnergyTables, segments.SegmentTables, selection.SelectionTables):
+    """Attributes of `load.Run`, as far as they are tables of features."""
+
+    __slots__ = ()
+
+
 RECORDS = tuple(one for part in FEATURES for one in part.records)
 STREAMS = tuple(one for part in FEATURES for one in part.streams)
 NEEDS: Mapping[str, Callable[[Facts], bool]] = {

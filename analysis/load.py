@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from analysis import columns, records
 from analysis import manifest as manifests
-from analysis.features import FEATURES, RECORDS, STREAMS
+from analysis.features import FEATURES, RECORDS, STREAMS, FeatureTables
 
 _MAX_TABLES = 50
 """Tables of one kind of record, above which they are concatenated into one."""
@@ -47,7 +47,7 @@ _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(FeatureTables):
     """One run. Each table has one row per record, and its columns are the fields of the record
     (`agents.events`). `columns.COLUMNS` defines every column, with unit and sign.
 
@@ -96,10 +96,12 @@ class Run:
     """Tables of features (`analysis.features`) by name. Each is an attribute, too, and empty if the
     topology does not have the feature."""
 
-    def __getattr__(self, name: str) -> pd.DataFrame:
-        if name != "more" and name in self.more:  # without `more`, while it is unpickled
-            return self.more[name]
-        raise AttributeError(f"a run has no attribute {name!r}")
+    if not TYPE_CHECKING:  # which knows those of FeatureTables, and no others
+
+        def __getattr__(self, name: str) -> pd.DataFrame:
+            if name != "more" and name in self.more:  # without `more`, while it is unpickled
+                return self.more[name]
+            raise AttributeError(f"a run has no attribute {name!r}")
 
     def __repr__(self) -> str:
         """The default would print the tables, which are long."""

@@ -15,6 +15,8 @@ from analysis import part
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from analysis.charts.chart import Chart
     from analysis.load import Run
     from analysis.tally import DeviceTally, Tally
@@ -142,6 +144,12 @@ def _over_time(runs: Sequence[Run]) -> Chart:
 
 def _describe(action: Action | None) -> str | None:
     return f"background {'on' if action.on else 'off'}" if isinstance(action, SetBackground) else None
+
+
+class SegmentTables:
+    __slots__ = ()
+    network: pd.DataFrame
+    """Bytes that passed each segment, by device and direction. Empty if the topology has no segments."""
 
 
 PART = part.AnalysisPart(

@@ -106,6 +106,12 @@ def _chart(runs: Sequence[Run]) -> Chart:
     )
 
 
+class SelectionTables:
+    __slots__ = ()
+    draws: pd.DataFrame
+    """`events.ClientsDrawn`. Empty if the topology has no `selection`."""
+
+
 PART = part.AnalysisPart(
     records=[
         part.RecordTable(

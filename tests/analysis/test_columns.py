@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from analysis import export
 from analysis.columns import COLUMNS
+from analysis.features import FeatureTables
 from analysis.load import Run, load
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 
@@ -30,6 +31,12 @@ def test_every_column_of_every_table_is_defined(run: Run, tmp_path: Path) -> Non
     found = {name: set(table.columns) for name, table in run.tables.items()}
     found["runs"] = set(pd.read_parquet(runs).columns)
     assert found == {name: set(columns) for name, columns in COLUMNS.items()}
+
+
+def test_every_table_of_a_feature_is_an_attribute_that_type_checkers_know(run: Run) -> None:
+    declared = {name for base in FeatureTables.__mro__ for name in vars(base).get("__annotations__", {})}
+    assert declared == set(run.more)
+    assert all(getattr(run, name) is table for name, table in run.more.items())
 
 
 def test_numbers_have_unit_and_sign(run: Run) -> None:

@@ -49,7 +49,7 @@ class HeatTally(part.FeatureTally):
 
 def used(run: Run, at: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Degrees of all devices times seconds."""
-    return np.asarray(at, np.float64) * float(run.heat["degrees"].mean())
+    return np.asarray(at, np.float64) * float(run.more["heat"]["degrees"].mean())
 
 
 def over_time(runs: Sequence[Run]) -> Chart:
@@ -92,16 +92,18 @@ PART = part.AnalysisPart(
             text=lambda value: "–" if isnan(value) else f"{value:.0f}",
             heading="heat (°C)",
             page_text=part.formatted("{:.0f}"),
-            table=lambda run, live: run.heat.groupby(run.heat["device"].astype(str))["degrees"].last(),
+            table=lambda run, live: (
+                run.more["heat"].groupby(run.more["heat"]["device"].astype(str))["degrees"].last()
+            ),
             orders={"hottest": False},
             metric="heat_celsius",
         )
     ],
-    facts=lambda run: {"throttled": f"{len(run.throttled)} times"},
+    facts=lambda run: {"throttled": f"{len(run.more['throttled'])} times"},
     summary=[
         part.SummaryColumn(
             "hottest",
-            lambda run: run.heat.groupby("device", observed=False)["degrees"].max(),
+            lambda run: run.more["heat"].groupby("device", observed=False)["degrees"].max(),
             together="max",
             unit="°C",
             title="°C",
