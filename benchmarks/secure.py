@@ -57,7 +57,7 @@ def main() -> None:
     settings = SecureRun(
         clients=[f"c{k}" for k in range(given.clients)],
         updates=updates,
-        largest_weight=64,
+        weights=64,
         colluding=max(1, needed // 2),
         needed=needed,
         range=1.0,

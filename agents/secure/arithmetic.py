@@ -49,25 +49,16 @@ class SecureParameters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecureRun:
-    """Settings of secure aggregation in one run, on which its clients and its aggregator must agree."""
+class SecureRun(SecureParameters):
+    """Settings of secure aggregation in one run, on which its clients and its aggregator must agree.
+    `weights` is 1 if the rule weights all updates alike."""
 
     clients: Sequence[str]
     """Names of all clients of the run, in device order."""
     updates: int
     """K, minimum number of updates in a sum."""
-    largest_weight: int
-    """A, largest weight of an update: weights are integers from 1 to A."""
-    colluding: int
-    """T: up to this many clients that collude with the server learn nothing about the others' masks."""
     needed: int
     """U, number of clients that must answer to open a sum."""
-    range: float
-    """R: coordinates of an update outside [−R, R] are clipped to it."""
-    bits: int
-    """Bits per coordinate: a coordinate has 2^bits − 1 possible values."""
-    timeout: float
-    """Seconds after which a sum without enough answers is lost."""
     norm: float | None = None
     """Upper bound of the ℓ2 norm of an update in a sum; None if no bound is known."""
 

@@ -242,7 +242,7 @@ class Party:
         """Sum of shares for request `number`; the shares in it are deleted. Raises PeerError for a
         request that no honest server sends."""
         keys = [(client, dispatch) for client, dispatch, _ in wanted]
-        least, largest = self._settings.updates, self._settings.largest_weight
+        least, largest = self._settings.updates, self._settings.weights
         if (found := len(set(keys))) < max(least, len(keys)):
             raise PeerError(
                 f"sum of {found} updates requested, expected at least {least} different ones"

@@ -215,9 +215,7 @@ class SecureSums(ServerStep):
     def begin(self, wanted: SumUp, present: Set[str]) -> SumBegun | SumLost:
         """`present`: clients that can answer."""
         received = [self._received.pop((used.client, used.dispatch)) for used in wanted.contributions]
-        weights = whole_weights(
-            [used.weight for used in wanted.contributions], self._settings.largest_weight
-        )
+        weights = whole_weights([used.weight for used in wanted.contributions], self._settings.weights)
         holders = {*self._settings.clients} & present
         for one in received:
             holders &= {self._settings.clients[place] for place in one.masked.holders} - one.lost_by
@@ -274,9 +272,9 @@ class SecureSums(ServerStep):
         if max(int(whole.max()), -int(whole.min())) > most:
             count = np.count_nonzero(np.abs(whole) > most)
             return f"{count:,} of {whole.size:,} coordinates are larger than its updates can add up to"
-        total: Vector = whole * self.grid.step / self._settings.largest_weight
+        total: Vector = whole * self.grid.step / self._settings.weights
         if (bound := self._settings.norm) is not None:
-            bound *= sum(found.weights) / self._settings.largest_weight
+            bound *= sum(found.weights) / self._settings.weights
             if (length := norm(total)) > bound * (1 + _ROUNDING):
                 return f"its norm is {length:.3g}, but its clipped updates add up to {bound:.3g} at most"
         return total
@@ -288,7 +286,7 @@ class SecureSums(ServerStep):
             reason = f"is lost because an update or an answer was wrong: {total}"
             return SumLost(found.number, wanted, reason, tuple(sorted(found.answers)))
         used = tuple(
-            replace(one, weight=weight / self._settings.largest_weight)
+            replace(one, weight=weight / self._settings.weights)
             for one, weight in zip(wanted.contributions, found.weights, strict=True)
         )
         return SumOpened(found.number, replace(wanted, contributions=used), total)

@@ -75,7 +75,7 @@ def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     unfit = arithmetic.code_problem(clients, secure.needed, secure.colluding)
     if (problem := unfit or arithmetic.split_problem(clients, secure.needed)) is not None:
         yield (*where, "needed"), problem
-    if (problem := arithmetic.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
+    if (problem := arithmetic.overflow(secure.updates, secure.weights, secure.bits)) is not None:
         yield (*where, "bits"), problem
     if secure.updates < 2:  # possible with a user's own rule
         yield where, "a sum of one update reveals that update: sum up two or more"
@@ -122,10 +122,10 @@ def _vectors(side: ClientSide) -> str:
 def notes(topology: Topology, _: object) -> Iterator[str]:
     """Yield the sizes of secure sums, and how many clients a sum needs."""
     if (secure := topology.secure) is not None:
-        largest = secure.updates * secure.largest_weight << secure.bits
+        largest = secure.updates * secure.weights << secure.bits
         yield (
             f"Secure aggregation: sums of {secure.updates} updates stay in the field, "
-            f"{secure.updates} × {secure.largest_weight} × 2^{secure.bits} = {largest:,} of at most "
+            f"{secure.updates} × {secure.weights} × 2^{secure.bits} = {largest:,} of at most "
             f"{arithmetic.FIELD.p:,}. Any {secure.needed} of {len(secure.clients)} clients can open a "
             f"sum; the server and {secure.colluding} clients together learn no single update."
         )

@@ -428,17 +428,14 @@ class Topology(Model):
         wanted: arithmetic.SecureParameters = self.privacy.secure.build()
         sums = self.rule.build().sums()
         names, noise = self.device_names, self.differential
-        return SecureAggregation(
-            clients=names,
-            updates=sums.updates,
-            largest_weight=wanted.weights if sums.weighted else 1,
-            colluding=wanted.colluding,
-            needed=wanted.needed_of(len(names)),
-            range=wanted.range,
-            bits=wanted.bits,
-            timeout=wanted.timeout,
-            norm=noise.clip if noise is not None and noise.at == "server" else None,
-        )
+        own = {
+            "clients": names,
+            "updates": sums.updates,
+            "weights": wanted.weights if sums.weighted else 1,
+            "needed": wanted.needed_of(len(names)),
+            "norm": noise.clip if noise is not None and noise.at == "server" else None,
+        }
+        return SecureAggregation(**{**dataclasses.asdict(wanted), **own})
 
     @property
     def differential(self) -> differential.DifferentialPrivacy | None:

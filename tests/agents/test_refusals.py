@@ -282,7 +282,7 @@ def test_client_with_secure_aggregation_bounds_its_payloads(
     secure = SecureRun(
         clients=["a", "b", "c"],
         updates=2,
-        largest_weight=1,
+        weights=1,
         colluding=1,
         needed=3,
         range=1.0,

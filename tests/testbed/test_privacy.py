@@ -25,11 +25,11 @@ def test_secure_settings_for_the_agents() -> None:
     secure = parsed.secure
     assert secure is not None
     assert secure.clients == ("d-1", "d-2", "d-3", "d-4")
-    assert (secure.updates, secure.largest_weight, secure.needed, secure.bits) == (4, 64, 3, 16)
+    assert (secure.updates, secure.weights, secure.needed, secure.bits) == (4, 64, 3, 16)
     assert topology.parse(parsed.to_yaml()) == parsed
     plain = topology.parse(BASE.replace(", needed: 3", "").replace("inverse_sqrt", "none")).secure
     assert plain is not None
-    assert (plain.largest_weight, plain.needed) == (1, 3)  # 0.7 · 4, rounded up
+    assert (plain.weights, plain.needed) == (1, 3)  # 0.7 · 4, rounded up
     assert topology.parse(BASE.replace("privacy", "# privacy")).secure is None
     # 3 of 4 clients are needed, and 3 of 5: any two sets of that size have a common member.
     assert topology.parse(BASE.replace("count: 4", "count: 5")).secure is not None

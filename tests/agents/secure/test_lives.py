@@ -46,7 +46,7 @@ class Run(Life):
         secure = SecureRun(
             clients=[*CENTERS],
             updates=asked.updates,
-            largest_weight=16 if asked.weighted else 1,
+            weights=16 if asked.weighted else 1,
             colluding=min(colluding, needed - 1),
             needed=needed,
             range=64.0,

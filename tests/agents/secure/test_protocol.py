@@ -38,7 +38,7 @@ def _settings(rule: Rule, clients: int, needed: int, colluding: int) -> SecureRu
     return SecureRun(
         clients=[f"c{k}" for k in range(clients)],
         updates=sums.updates,
-        largest_weight=64 if sums.weighted else 1,
+        weights=64 if sums.weighted else 1,
         colluding=colluding,
         needed=needed,
         range=1.0,

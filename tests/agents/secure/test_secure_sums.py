@@ -24,7 +24,7 @@ _CLIENTS = ["a", "b", "c", "d"]
 _SETTINGS = SecureRun(
     clients=_CLIENTS,
     updates=2,
-    largest_weight=2,
+    weights=2,
     colluding=1,
     needed=3,
     range=127.0,
@@ -110,7 +110,7 @@ def _opened(sums: SecureSums, weights: Sequence[float], words: Sequence[int]) ->
 
 def test_weights_of_a_sum_are_scaled_to_the_largest() -> None:
     """This includes sums without the largest weight, and weights rounded up to the smallest, 1/64."""
-    sums = SecureSums(replace(_SETTINGS, largest_weight=64), 3)
+    sums = SecureSums(replace(_SETTINGS, weights=64), 3)
     total = _opened(sums, [0.5, 0.25, 0.25], [64, 32, 0])
     assert isinstance(total, np.ndarray)
     assert total.tolist() == [40.0] * 3  # 0.5 · 64 + 0.25 · 32
@@ -120,7 +120,7 @@ def test_weights_of_a_sum_are_scaled_to_the_largest() -> None:
 
 
 def test_dominating_update_is_lowered_and_recorded_with_its_weight() -> None:
-    sums = SecureSums(replace(_SETTINGS, largest_weight=64), 3)
+    sums = SecureSums(replace(_SETTINGS, weights=64), 3)
     for client in ("a", "b", "c"):
         masked = Masked(np.full(3, 64, np.uint32), (0, 1, 2, 3), 0)
         assert not isinstance(sums.receive(client, message(client, 1), masked.encoded, None), str)
