@@ -349,10 +349,6 @@ class Reports:
         self._timers.set(("report", client), at + self._silence.get(client, _SILENCE))
         return ReportRequest(client, newest)
 
-    def asked_about(self, client: str) -> int | None:
-        """None if the client owes no report."""
-        return self._asked_about.get(client)
-
     def expect_none(self, client: str) -> None:
         self._timers.cancel(("report", client))
         self._asked_about.pop(client, None)

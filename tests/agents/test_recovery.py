@@ -37,7 +37,7 @@ def reported(
     core: Core, client: str, dispatch: int, at: float = 5.0, *, about: int | None = None
 ) -> act.Actions:
     """`about`: as it was asked last, where nothing is given."""
-    about = core.core._reports.asked_about(client) or 0 if about is None else about
+    about = core.core._reports._asked_about.get(client, 0) if about is None else about
     return core.handle(inputs.Reported(int(at * SECOND), client, dispatch, about))
 
 
