@@ -145,10 +145,12 @@ def test_buffer_with_too_few_shares_is_reported_and_the_run_continues() -> None:
     run.train("c1", np.ones(_D))
     assert run.server.version == 0
     assert run.core.next_timer is not None
+    begun = run.now
     run.crash("c2")
+    run.execute(run.core.due(begun + 0.99 * run.settings.timeout))
     notes = [r.message for r in run.records if isinstance(r, events.Note)]
     assert not notes  # c2 had answered before it went: the others still can
-    run.execute(run.core.due(31.0))
+    run.execute(run.core.due(begun + 1.01 * run.settings.timeout))
     notes = [r.message for r in run.records if isinstance(r, events.Note)]
     lost = "lost: 1 of 3 possible clients have answered, expected at least 3 answers"
     assert notes == [f"a buffer of 2 updates is {lost}"]
