@@ -391,8 +391,8 @@ class AggregatorConfig:
     run_directory: str
     threads: int
     start: InitialModel = InitialModel()
-    segment: str = ""
-    """Id of the present segment of the run. A new one begins when all processes are started again."""
+    leg: str = ""
+    """Id of the present leg of the run. A new one begins when all processes are started again."""
     durability: Durability = "update"
     dilation: float = 1.0
     """Host seconds per second of device time."""

@@ -33,6 +33,6 @@ MODULES = frozenset(kind.__module__ for kind in get_args(Action | Record))
 PACKAGES = ("agents.pipeline.", "agents.secure.", "agents.selection.")
 """Packages with parts of the aggregator's core: making their objects has no side effects."""
 INIT_ORDERS: Mapping[str, type[InitOrder]] = {"epoch": EnergyStart}
-"""By a field that no other order has."""
+"""The key is a field that no other order has."""
 TELEMETRY: Mapping[str, type[Telemetry]] = {"energy": EnergySample, "powered": PowerSwitch}
-"""By a field that no other telemetry has."""
+"""The key is a field that no other telemetry has."""

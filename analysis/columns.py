@@ -134,7 +134,7 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
     "telemetry": {
         "device": DEVICE,
         "at": seconds(
-            "Device time of the sample; negative before the run clock starts, NaN between the segments "
+            "Device time of the sample; negative before the run clock starts, NaN between the legs "
             "of a resumed run",
             sign="any",
         ),

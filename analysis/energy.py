@@ -47,7 +47,7 @@ _ROUNDS = {
 }
 _SAMPLES = {
     "device": part.DEVICE,
-    "at": part.seconds("Device time of the sample; NaN between segments of a resumed run", sign="any"),
+    "at": part.seconds("Device time of the sample; NaN between legs of a resumed run", sign="any"),
     "consumed": _joules("Consumed energy, with transfers", cumulative=_RUN),
     "transferred": _joules("Energy consumed to send and receive bytes", cumulative=_RUN),
     "power": _watts("Mean power since the device's sample before"),

@@ -41,7 +41,7 @@ _MAX_TABLES = 50
 _MAX_BYTES = 64 * 2**20
 """Maximum size of `topology.yaml` and `fidelity.json`."""
 _AFTER_SECONDS = 1.5
-"""Maximum between the end of a run's segment and a sample that still belongs to it. Samples are one
+"""Maximum between the end of a run's leg and a sample that still belongs to it. Samples are one
 second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
@@ -61,7 +61,7 @@ class Run(FeatureTables):
     topology: Mapping[str, Any]
     """The content of `topology.yaml`; empty if that file was not written yet."""
     starts: tuple[events.RunStarted, ...]
-    """The start of each segment of the run. A resumed run has several segments."""
+    """The start of each leg of the run. A resumed run has several legs."""
     ended: events.RunEnded | None
     """The end of the run; None while it is running, and after a crash."""
     devices: pd.DataFrame
@@ -187,7 +187,7 @@ class Follower:
         """`monotonic_zero` of the newest samples."""
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
-        """A resumed run has several segments."""
+        """A resumed run has several legs."""
         self._ended: events.RunEnded | None = None
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
         """State (inode, size, time of last change) and content of `manifest.json` when last read."""
@@ -306,11 +306,11 @@ class Follower:
         return self._known[1]
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """`at` on the run clock. In a resumed run, this clock stands still between the segments, and
+        """`at` on the run clock. In a resumed run, this clock stands still between the legs, and
         `at` of samples between them is NaN. Figures of measured links are in device time, too."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
-        # Not 0 if the host was rebooted or suspended between two segments.
+        # Not 0 if the host was rebooted or suspended between two legs.
         earlier = (samples["monotonic_zero"] - zero).fillna(0.0)
         monotonic = (samples["at"] + earlier).to_numpy()
         timed = samples.drop(columns="monotonic_zero").assign(at=np.nan, monotonic=monotonic)
@@ -319,9 +319,9 @@ class Follower:
             began = np.array([start.wall_clock for start in self._starts])
             at = np.array([start.at for start in self._starts])
             over = np.append(at[1:], np.inf)
-            segment = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
-            found = at[segment] + (unix - began[segment]) / dilation
-            timed["at"] = np.where(found <= over[segment] + _AFTER_SECONDS, found, np.nan)
+            leg = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
+            found = at[leg] + (unix - began[leg]) / dilation
+            timed["at"] = np.where(found <= over[leg] + _AFTER_SECONDS, found, np.nan)
         # Durations and links are measured with the host's clock.
         durations = {name: timed[name] / dilation for name in records.DURATIONS if name in timed}
         measured = {name: timed[name] for name in records.PROBED if name in timed}

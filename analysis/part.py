@@ -303,7 +303,7 @@ class TraceCounter:
     """Attribute of `load.Run`, with the columns `device` and `at`."""
     column: str
     name: str
-    """With its unit."""
+    """Has the unit, such as `battery (%)`."""
     scale: float = 1.0
 
 

@@ -79,8 +79,8 @@ DURATIONS = ("seconds", "throttled", "up_busy", "down_busy")
 _NESTED = {"probe": PROBED, **{one.key: tuple(one.own_columns) for one in STREAMS if one.rows is None}}
 """Key of a line with an object of figures -> names of the figures."""
 _COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
-"""Device, time on the host's monotonic clock, and Unix time at which that clock was 0 in the segment of
-the run. `monotonic_zero` is on a line of its own at the start of each segment, but not in older runs."""
+"""Device, time on the host's monotonic clock, and Unix time at which that clock was 0 in the leg of
+the run. `monotonic_zero` is on a line of its own at the start of each leg, but not in older runs."""
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
 """`_QUEUES`: direction -> field of a sample with the use of its queue. `_CARRIED`: fields of
 `agents.wire.messages.QueueUse`."""

@@ -240,7 +240,7 @@ class Durable(Aggregator):
         setup = Setup(settings, Named("fedbuff", {"buffer_size": 4}), 0)
         (self._folder / "models").mkdir(parents=True)
         durability, w = self._durability, self._vector.copy()
-        self._durable = DurableCore(self._folder, setup, w, segment="1", durability=durability)
+        self._durable = DurableCore(self._folder, setup, w, leg="1", durability=durability)
         self._server = self._durable.server
 
     def _actions(self, event: inputs.Input, payload: bytes | bytearray | None) -> act.Actions:

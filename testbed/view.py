@@ -26,7 +26,7 @@ class View:
         """Show a line that remains useful for the whole run, or after it."""
 
     def past(self, records: Sequence[events.Record]) -> None:
-        """Records of the earlier segments of a resumed run."""
+        """Records of the earlier legs of a resumed run."""
 
     def record(self, record: events.Record) -> None: ...
 

@@ -62,7 +62,7 @@ def test_run_resumes_after_interrupt_and_kill(testbed: Testbed, tmp_path: Path) 
     assert done.code == 0, done.out + done.err
     after = Finished.only_one_in(runs)
     *_, last = re.findall(r"updates +(\d+)", done.out)
-    assert int(last) == len(after.updates)  # the earlier segments' too, as its version
+    assert int(last) == len(after.updates)  # the earlier legs' too, as its version
 
     for earlier, later in ((interrupted, crashed), (crashed, after)):
         assert later.records[: len(earlier.records)] == earlier.records
@@ -119,9 +119,9 @@ def test_crashed_run_resumes_from_its_checkpoint(testbed: Testbed, tmp_path: Pat
     assert resumed.code == 0, resumed.out + resumed.err
     after = Finished.only_one_in(runs)
     assert after.manifest["outcome"] == "updates"
-    lost = "1 earlier segment of the run: ended without a verdict"
+    lost = "1 earlier leg of the run: ended without a verdict"
     assert lost in after.manifest["validity"]["unjudged"]
-    assert after.manifest["judged_segments"] == 2
+    assert after.manifest["judged_legs"] == 2
     assert sum(isinstance(record, events.RunStarted) for record in after.records) == 2
     (note,) = [record.message for record in after.records if isinstance(record, events.Note)]
     assert "continues from its last checkpoint" in note

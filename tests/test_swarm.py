@@ -355,7 +355,7 @@ def since(run: Finished, note: str) -> set[str]:
 
 
 def going_on(run: Finished) -> set[str]:
-    """Return the clients with updates in later segments of the run."""
+    """Return the clients with updates in later legs of the run."""
     begins = [i for i, r in enumerate(run.records) if isinstance(r, events.RunStarted)]
     later = run.records[begins[1] :] if len(begins) > 1 else []
     return {r.client for r in later if isinstance(r, events.UpdateApplied)}

@@ -41,7 +41,7 @@ class DurableState:
     run: str
     schema: str
     """Hash of the model's schema."""
-    segment: str
+    leg: str
     core: AggregatorCore
     server: Server
     at: Nanoseconds = 0
@@ -61,7 +61,7 @@ class DurableCore:
     """The core with its files: events.jsonl and models/ in `directory`, checkpoint and log in its
     state/aggregator/.
 
-    `segment`: id of the present segment of the run. A new one begins when all processes are started
+    `leg`: id of the present leg of the run. A new one begins when all processes are started
     again (the run is resumed), but not when only the aggregator is restarted. With the durability
     `recording` the log is the run's recording and is never cut.
     """
@@ -72,7 +72,7 @@ class DurableCore:
         setup: Setup,
         w: Vector,
         *,
-        segment: str,
+        leg: str,
         durability: Durability,
         buffers: Buffers = NONE,
     ) -> None:
@@ -99,11 +99,11 @@ class DurableCore:
         self._evaluated: list[Path] = []
         """Models whose evaluation is done. A file is removed when the result is durable."""
         if self._checkpoint.is_file():
-            self._recover(segment)
+            self._recover(leg)
             return
         if self._journal_path.is_file() and self._journal_path.stat().st_size:
             raise SnapshotError(f"{directory} has a run, but no state from which it can be resumed")
-        self._state = DurableState(self._run, self._schema, segment, *setup.core(w, buffers))
+        self._state = DurableState(self._run, self._schema, leg, *setup.core(w, buffers))
         self._journal = storage.Journal(self._journal_path)
         if self._logs:
             self._log = Recording(self._log_path, setup, recycled=not self._records)
@@ -151,7 +151,7 @@ class DurableCore:
         state.entries += 1
         state.at = max(state.at, event.at)
         if isinstance(event, inputs.Suspended):
-            state.segment = event.segment
+            state.leg = event.leg
         if isinstance(event, inputs.EvaluationDone):
             state.evaluating.remove(event.version)
             self._evaluated.append(self._model_file(event.version))
@@ -230,7 +230,7 @@ class DurableCore:
             path.unlink(missing_ok=True)
         del self._evaluated[:count]
 
-    def _recover(self, segment: str) -> None:
+    def _recover(self, leg: str) -> None:
         """Restore the state after the last input on the disk. All files are verified before any is
         changed."""
         with self._report_damage():
@@ -238,7 +238,7 @@ class DurableCore:
         if (state.run, state.schema) != (self._run, self._schema):
             other = "run" if state.run != self._run else "model: the task's parameters have changed"
             raise SnapshotError(f"{self._checkpoint} belongs to another {other}")
-        if state.segment == segment and not self._logs:
+        if state.leg == leg and not self._logs:
             raise SnapshotError(
                 "a restart of the aggregator within a run needs `durability: update` or `recording`"
             )
@@ -264,9 +264,9 @@ class DurableCore:
         if extent is not None:
             self._log = Recording.reopen(self._log_path, extent, recycled=not self._records)
         self._save_checkpoint()
-        if state.segment != segment:
-            self.handle(inputs.Suspended(state.at, segment))
-            self._due = not self._logs  # without a log, only a checkpoint can keep the new segment
+        if state.leg != leg:
+            self.handle(inputs.Suspended(state.at, leg))
+            self._due = not self._logs  # without a log, only a checkpoint can keep the new leg
         if undone:
             lost = quantity(undone, "later update is", "later updates are")
             self._note(f"the run continues from its last checkpoint: {lost} lost")

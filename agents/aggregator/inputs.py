@@ -65,7 +65,7 @@ class Suspended:
     `at` until `Started`."""
 
     at: Nanoseconds
-    segment: str
+    leg: str
 
 
 @dataclass(frozen=True, slots=True)

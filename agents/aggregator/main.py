@@ -136,7 +136,7 @@ class Aggregator:
             directory,
             Setup(settings, cfg.rule, cfg.seed, cfg.chooser),
             w,
-            segment=cfg.segment,
+            leg=cfg.leg,
             durability=cfg.durability,
             buffers=buffers,
         )

@@ -110,7 +110,7 @@ class SecureSums(ServerStep):
         self._received: dict[tuple[str, int], _WaitingUpdate] = {}
         """Updates that are not in a sum yet, by client and dispatch."""
         self.waiting: dict[int, SumBegun] = {}
-        """By number."""
+        """Sums by their numbers."""
         self._begun = 0
 
     # What the core tells

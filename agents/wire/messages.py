@@ -410,7 +410,7 @@ _TELEMETRY: dict[str, type[Telemetry]] = {
     "segments": NetworkProbe,
     **features.TELEMETRY,
 }
-"""By a field that no other kind has; all others are a UsageSample."""
+"""The key is a field that no other kind has. A message with none of them is a UsageSample."""
 
 
 def encode(message: Message | Measurement) -> bytes:

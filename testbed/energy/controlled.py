@@ -54,7 +54,7 @@ class ControlledEnergy(ControllerPart):
         is_counted = any(device.energy is not None for device in run.plan.devices)
         self._rounds = RoundEnergies(run.plan, model_bytes(run.spec.topology) if is_counted else 0)
         self._earlier: dict[str, EnergyFigures] = {}
-        """Figures of each device at the end of the run's earlier segments."""
+        """Figures of each device at the end of the run's earlier legs."""
         self._host = cpus.rapl_meter() if is_counted else None
         """Meter of the host; None if it has no readable counters, or nothing is to be counted."""
         self._host_joules: float | None = None
@@ -253,18 +253,18 @@ class RoundEnergies:
     def resume(
         self, records: Sequence[events.Record], samples: Iterable[EnergySample], zero: float
     ) -> None:
-        """Take over the rounds of earlier segments of the run that have no record of their energy yet.
-        `records`, `samples`: those of the earlier segments. `zero`: Unix time at which the samples'
+        """Take over the rounds of earlier legs of the run that have no record of their energy yet.
+        `records`, `samples`: those of the earlier legs. `zero`: Unix time at which the samples'
         clock was 0, in seconds."""
         starts = [one for one in records if isinstance(one, events.RunStarted)]
         ends = [*(one.at for one in starts[1:]), math.inf]
         for sample in samples:
             unix = sample.at + zero
-            segment = bisect.bisect_right(starts, unix, key=lambda one: one.wall_clock) - 1
-            if segment < 0 or sample.device not in self._consumption:
+            leg = bisect.bisect_right(starts, unix, key=lambda one: one.wall_clock) - 1
+            if leg < 0 or sample.device not in self._consumption:
                 continue
-            at = starts[segment].at + (unix - starts[segment].wall_clock) / self._dilation
-            if at <= ends[segment]:  # the clock stands still between two segments
+            at = starts[leg].at + (unix - starts[leg].wall_clock) / self._dilation
+            if at <= ends[leg]:  # the clock stands still between two legs
                 self._consumption[sample.device].add_sample(at, sample.energy)
         for record in records:
             self.record(record)
@@ -278,7 +278,7 @@ class RoundEnergies:
         self, epoch: float, at: float, earlier: Mapping[str, EnergyFigures]
     ) -> Iterator[EnergyStart]:
         """Yield the orders to start. `epoch`: reading of the monotonic clock at device time 0. `at`:
-        device time in seconds. `earlier`: at the end of the run's earlier segment."""
+        device time in seconds. `earlier`: at the end of the run's earlier leg."""
         self._epoch = epoch
         for device, consumption in self._consumption.items():
             figures = earlier.get(device)

@@ -2,6 +2,6 @@
 (`measuring`), and the run is judged (`validity`)."""
 
 from testbed.fidelity.measuring import measure
-from testbed.fidelity.part import SegmentClock
+from testbed.fidelity.part import LegClock
 
-__all__ = ["SegmentClock", "measure"]
+__all__ = ["LegClock", "measure"]

@@ -60,7 +60,7 @@ from testbed.fidelity.figures import (
     RequestedLink,
     differences,
 )
-from testbed.fidelity.part import SegmentClock
+from testbed.fidelity.part import LegClock
 from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
@@ -94,7 +94,7 @@ _Coverage = Callable[[float, float], float]
 def measure(
     requested: Iterable[Requested],
     samples: Iterable[Mapping[str, Any]],
-    clock: SegmentClock,
+    clock: LegClock,
     trainings: Mapping[str, Sequence[TrainingSpan]],
 ) -> Fidelity:
     """Compare the requested resources with the measured ones.
@@ -188,7 +188,7 @@ def _device(
     usage: Sequence[_UsageAt],
     probes: Sequence[_LinkProbeAt],
     trained: _Coverage,
-    clock: SegmentClock,
+    clock: LegClock,
 ) -> DeviceFidelity:
     away = _coverage((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
     phases = _phases(requested, usage, trained, away)
@@ -217,7 +217,7 @@ def _device(
     )
 
 
-def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
+def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: LegClock) -> Iterator[str]:
     """Yield a text for each. Limits are checked at each reading, and some seconds after each request and
     absence, because a request without any effect causes no reading."""
     away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)

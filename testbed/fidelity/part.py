@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentClock:
-    """Clock of a segment of a run."""
+class LegClock:
+    """Clock of a leg of a run."""
 
     epoch: float
     """The samples' monotonic clock at device time 0, in seconds."""
     begin: float = 0.0
     """Device time in seconds; above 0 if the run was resumed."""
     end: float = math.inf
-    """Device time at which the segment ends, in seconds."""
+    """Device time at which the leg ends, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Evidence:
     spec: RunSpec
     records: Sequence[events.Record]
     """Records of the whole run."""
-    clock: SegmentClock
+    clock: LegClock
     """In device time."""
     clocks: Mapping[str, float] = field(default_factory=dict)
     """Other host -> maximum error of the times recorded for its devices, in seconds."""

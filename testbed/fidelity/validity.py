@@ -117,9 +117,9 @@ class Validity:
         }
 
     def after(self, earlier: Validity, without: int = 0) -> Validity:
-        """Validity of a whole resumed run, whose last segment this is. `without`: number of earlier
-        segments that ended without a verdict."""
-        lost = (f"{quantity(without, 'earlier segment')} of the run: ended without a verdict",)
+        """Validity of a whole resumed run, whose last leg this is. `without`: number of earlier
+        legs that ended without a verdict."""
+        lost = (f"{quantity(without, 'earlier leg')} of the run: ended without a verdict",)
         return Validity(
             tuple(dict.fromkeys(earlier.reasons + self.reasons)),
             tuple(dict.fromkeys(earlier.unjudged + lost * (without > 0) + self.unjudged)),

@@ -367,7 +367,7 @@ def _aggregator(
         run_directory=places.path(spec.directory.path, RUN_DIRECTORY),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         start=_initial_model(spec, places),
-        segment=secrets.token_hex(4),
+        leg=secrets.token_hex(4),
         durability=topology.durability,
         dilation=spec.plan.dilation,
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),

@@ -61,7 +61,7 @@ class PlanPart:
     ] = lambda *_: {}
     """Columns of each group for people. The third argument has the groups' devices."""
     numbers: Mapping[str, FleetNumber] = field(default_factory=dict)
-    """By key of the topology, such as `link.up`."""
+    """Numbers by their key in the topology, such as `link.up`."""
     init: Callable[[PlannedDevice], Mapping[str, Any]] = lambda _: {}
     """Values of `FeatureSettings` for the device's init."""
     client: Callable[[ClientConfig, PlannedDevice], ClientConfig] = lambda config, _: config

@@ -80,7 +80,7 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._follower = RecordFollower(spec.directory.events)
         self._earlier_lines: set[str] = set()
-        """Records of earlier segments that might be of this one, as lines."""
+        """Records of earlier legs that might be of this one, as lines."""
         self._began = 0.0
         self._supervise = self._look = self._lateness = 0.0
         """Times in seconds, on the monotonic clock, of the next supervision and of the next look at
@@ -236,7 +236,7 @@ class Controller:
         self._handle(inputs.RecordRead(time.monotonic(), time.time(), record))
 
     def _pass_earlier_records(self) -> None:
-        """Pass records of the run's earlier segments, too, but not to act on them.
+        """Pass records of the run's earlier legs, too, but not to act on them.
 
         The records are read only when the aggregator is ready. Before that, an aggregator that resumes
         from a checkpoint removes all records after the checkpoint.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from agents.timing.clock import in_device_time
-from testbed.fidelity import SegmentClock, host_load, measure, requested
+from testbed.fidelity import LegClock, host_load, measure, requested
 from testbed.fidelity.figures import Fidelity
 from testbed.fidelity.host_load import HostSample, OtherWork, Sampler
 from testbed.host import cpus
@@ -75,10 +75,10 @@ class HostWatch:
         """Devices that are not in `ended`, and segments, by their last measurements."""
         lines = self._telemetry.read()
         self._probes += (in_device_time(one, self._dilation) for one in lines if "probe" in one)
-        before_the_start = SegmentClock(0.0, begin=math.inf)
+        before_the_start = LegClock(0.0, begin=math.inf)
         wanted = [one for one in requested.devices(self._spec, ()) if one.device not in ended]
         found = measure(wanted, self._probes, before_the_start, {})
-        return found, segments.of_run(self._spec, (), SegmentClock(0.0, end=0.0))
+        return found, segments.of_run(self._spec, (), LegClock(0.0, end=0.0))
 
     def other_work(self) -> list[OtherWork]:
         """Work on each host with devices during the last measurement of links, before which and after

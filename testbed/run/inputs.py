@@ -35,7 +35,7 @@ class ControllerPhase(IntEnum):
     ENDED = 6
     """The aggregator has recorded the end of the run, and all processes are about to end."""
     INTERRUPTED = 7
-    """By the user: only the aggregator's last records are read."""
+    """The user has interrupted the run: only the aggregator's last records are read."""
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -161,7 +161,7 @@ class MessageArrived(_Input, frozen=True):
 
 
 class Metered(_Input, frozen=True):
-    """By the runtime's meter."""
+    """What the runtime's meter has received."""
 
     received: Sequence[features.Telemetry | messages.Disturbance] = ()
     samples: Sequence[messages.Measurement] = ()
@@ -183,7 +183,7 @@ class ProcessesWatched(_Input, frozen=True):
 
 
 class EarlierRecords(_Input, frozen=True):
-    """Records, and a reader of the telemetry, of the run's earlier segments."""
+    """Records, and a reader of the telemetry, of the run's earlier legs."""
 
     records: Sequence[events.Record]
     samples: Samples

@@ -163,7 +163,7 @@ class ControllerPart:
         return False
 
     def resume(self, past: Sequence[events.Record], samples: Samples) -> None:
-        """Take over the state of the run's earlier segments: their records and telemetry."""
+        """Take over the state of the run's earlier legs: their records and telemetry."""
 
     def start(self, begin: float, at: float) -> None:
         """The run clock has started, at device time `begin` in seconds."""

@@ -300,7 +300,7 @@ def prepare(
 
 
 def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
-    """Updates that clients had finished in an earlier segment of the run. Return one sentence per file
+    """Updates that clients had finished in an earlier leg of the run. Return one sentence per file
     that was set aside."""
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 

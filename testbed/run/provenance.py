@@ -127,7 +127,7 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
 def _clock(plan: Plan) -> dict[str, float]:
     """Unix time in seconds at which the host's monotonic clock was 0; empty if devices are simulated.
 
-    The telemetry of the current segment has times of the monotonic clock.
+    The telemetry of the current leg has times of the monotonic clock.
     """
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 

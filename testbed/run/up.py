@@ -17,7 +17,7 @@ from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, from_os_error
-from testbed.fidelity import SegmentClock, host_load, measure, requested
+from testbed.fidelity import LegClock, host_load, measure, requested
 from testbed.fidelity.features import feature_figures
 from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.part import Evidence
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
-    """Return the number of segments that the judgement covers, too. Each start of the run clock begins a
-    segment.
+    """Return the number of legs that the judgement covers, too. Each start of the run clock begins a
+    leg.
 
-    The fidelity is that of the last segment, and is saved in the run directory. The validity is that of
+    The fidelity is that of the last leg, and is saved in the run directory. The validity is that of
     the whole run. `epoch`: reading of the monotonic clock at device time 0.
     """
     hosts, run = controller.hosts, controller.core.run
@@ -54,7 +54,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     evidence = Evidence(
         spec=spec,
         records=records,
-        clock=SegmentClock(epoch / spec.plan.dilation, begin=begin, end=end),
+        clock=LegClock(epoch / spec.plan.dilation, begin=begin, end=end),
         clocks=hosts.clocks,
         loads=hosts.other_samples,
     )
@@ -94,7 +94,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
     )
     former = spec.directory.read_manifest()
     earlier = former.get("validity")
-    covered = 0 if earlier is None else former.get("judged_segments", 1)
+    covered = 0 if earlier is None else former.get("judged_legs", 1)
     whole = last.after(Validity.from_dict(earlier or {}), max(0, len(begins) - 1 - covered))
     return Judgement(fidelity, whole, steps), len(begins)
 
@@ -172,9 +172,9 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
                 )
             if (epoch := controller.core.run.epoch) is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement, segments = judge(spec, controller, epoch)
+                    judgement, legs = judge(spec, controller, epoch)
                     entries["host_load"] = host_load.summary(controller.hosts.samples)
-                    entries |= {"validity": judgement.validity.as_dict(), "judged_segments": segments}
+                    entries |= {"validity": judgement.validity.as_dict(), "judged_legs": legs}
                     view.judged(judgement)
 
 

@@ -198,8 +198,8 @@ class RunDirectory:
             return None
 
     def begin_telemetry(self) -> None:
-        """Begin a new segment of the telemetry with a line that has the Unix time at which the
-        telemetry's clock was 0. This time can differ between segments, because the clock stands still
+        """Begin a new leg of the telemetry with a line that has the Unix time at which the
+        telemetry's clock was 0. This time can differ between legs, because the clock stands still
         while the host sleeps and starts again when the host restarts."""
         with self.telemetry.open("ab+") as file:
             if file.tell():

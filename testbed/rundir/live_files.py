@@ -47,8 +47,8 @@ class _GrowingFile:
 
 
 def last_start(path: Path) -> events.RunStarted | None:
-    """Start of the run's newest segment. Only the last MiB of `events.jsonl`, the file `path`, is
-    searched. The result is None if the segment has not started yet, or if too many records follow its
+    """Start of the run's newest leg. Only the last MiB of `events.jsonl`, the file `path`, is
+    searched. The result is None if the leg has not started yet, or if too many records follow its
     start."""
     for line in reversed(_GrowingFile(path, JUST_NOW).read()):
         if f'"{events.RunStarted.event}"' in line:
@@ -92,8 +92,8 @@ class Samples:
     def read(self) -> list[dict[str, Any]]:
         """New samples, each with `device` and `at`. Other lines are skipped.
 
-        `at` is a time in seconds on the host's monotonic clock. Times of an earlier segment are
-        converted to the clock of the newest segment.
+        `at` is a time in seconds on the host's monotonic clock. Times of an earlier leg are
+        converted to the clock of the newest leg.
         """
         samples: list[dict[str, Any]] = []
         for line in self._lines.read():

@@ -18,7 +18,7 @@ from agents.timing.clock import in_device_time
 from agents.wire import messages
 from agents.wire.messages import MessageError, NetworkUse, SegmentFigures
 from testbed.fidelity.figures import Figure, rounded
-from testbed.fidelity.part import Evidence, FeatureFigures, SegmentClock
+from testbed.fidelity.part import Evidence, FeatureFigures, LegClock
 from testbed.fidelity.table import figure_cells
 from testbed.fidelity.validity import more_text
 from testbed.plan.agent_configs import RunSpec
@@ -80,7 +80,7 @@ def figures(evidence: Evidence) -> FeatureFigures | None:
 
 
 def of_run(
-    spec: RunSpec, records: Iterable[events.Record], clock: SegmentClock
+    spec: RunSpec, records: Iterable[events.Record], clock: LegClock
 ) -> tuple[SegmentFidelity, ...]:
     """`clock`: in device time."""
     segments = spec.plan.segments

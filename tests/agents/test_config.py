@@ -50,7 +50,7 @@ EXAMPLES: list[Any] = [
         test_set="/data/test",
         run_directory="/run",
         threads=2,
-        segment="2",
+        leg="2",
         durability="checkpoint",
     ),
     config.DeviceConfig(

@@ -62,11 +62,11 @@ def setup_of(rule: Rule, **settings: Any) -> Setup:
     return Setup(asked, Named(name, vars(rule)), seed=7)
 
 
-def kept(folder: Path, setup: Setup, segment: str = "1", **options: Any) -> DurableCore:
+def kept(folder: Path, setup: Setup, leg: str = "1", **options: Any) -> DurableCore:
     """Return the core of the run in `folder`, new or resumed."""
     (folder / "models").mkdir(parents=True, exist_ok=True)
     options = {"durability": "update", "w": np.full(1, 0.3, np.float32)} | options
-    return DurableCore(folder, setup, segment=segment, **options)
+    return DurableCore(folder, setup, leg=leg, **options)
 
 
 class Listening:
@@ -342,20 +342,20 @@ def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_
         durable.handle(arrival(name))
     durable.sync()
     assert durable.server.version == 1
-    durable = again(durable, folder, segment="2", **options)
+    durable = again(durable, folder, leg="2", **options)
     assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
     *_, note = written(folder)
     assert isinstance(note, events.Note)
     assert "last checkpoint: 2 later updates are lost" in note.message
     assert not [r for r in written(folder) if isinstance(r, events.UpdateApplied)]
     with pytest.raises(SnapshotError, match="needs `durability: update`"):
-        again(durable, folder, segment="2", **options)
+        again(durable, folder, leg="2", **options)
 
 
 def test_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run", durability="none")
     with pytest.raises(SnapshotError, match="has a run, but no state from which"):
-        again(durable, tmp_path / "run", segment="2", durability="none")
+        again(durable, tmp_path / "run", leg="2", durability="none")
 
 
 def test_log_larger_than_the_checkpoint_triggers_a_new_one(
@@ -406,7 +406,7 @@ def refused(folder: Path, error: type[Exception], told: str) -> str:
     """Continue the run in `folder`, which is refused with `told` before a file is changed."""
     before = files_of(folder)
     with pytest.raises(error, match=told) as raised:
-        kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
+        kept(folder, setup_of(FedBuff(buffer_size=2)), leg="2")
     assert files_of(folder) == before
     return str(raised.value)
 
@@ -427,7 +427,7 @@ def test_flipped_bits_in_the_log_are_errors_and_change_no_file(tmp_path: Path) -
         text = refused(folder, RecordingError, told)
         assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl" in text
     (folder / LOG).write_bytes(whole)
-    durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
+    durable = kept(folder, setup_of(FedBuff(buffer_size=2)), leg="2")
     assert durable.server.version == 1
     durable.close()
 
@@ -491,7 +491,7 @@ def test_state_of_another_run_or_model_is_an_error(tmp_path: Path) -> None:
     ):
         other = replace(setup, settings=settings)
         with pytest.raises(SnapshotError, match=rf"checkpoint\.bin belongs to {told}"):
-            kept(folder, other, segment="2")
+            kept(folder, other, leg="2")
 
 
 @pytest.mark.parametrize("bad", [b"", b"\0" * 90], ids=["empty", "zeros"])
@@ -519,7 +519,7 @@ def test_run_with_damaged_files_resumes_unchanged_or_is_refused(tmp_path: Path) 
             how(file, dice)
         before = files_of(folder)
         try:
-            durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
+            durable = kept(folder, setup_of(FedBuff(buffer_size=2)), leg="2")
         except (SnapshotError, RecordingError):
             outcomes["refused"] += 1
             assert files_of(folder) == before
@@ -540,7 +540,7 @@ def test_run_resumes_after_all_processes_restarted(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
     durable.sync()
-    durable = again(durable, tmp_path / "run", segment="2")
+    durable = again(durable, tmp_path / "run", leg="2")
     assert durable.core.epoch is None
     assert [type(r) for r in records(durable.handle(arrival("b")))] == [
         *[events.UpdateApplied] * 2,
@@ -566,7 +566,7 @@ def test_interrupted_run_resumes_with_its_buffer_and_timers(tmp_path: Path) -> N
     assert not [r for r in records(ended) if isinstance(r, events.UpdateRejected)]
     assert durable.core.is_cut_short
     durable.sync()
-    durable = again(durable, tmp_path / "run", segment="2")
+    durable = again(durable, tmp_path / "run", leg="2")
     assert not durable.core.is_cut_short
     assert durable.core.next_timer == from_seconds(CHECKPOINT_EVERY)
     durable.handle(arrival("b", at=6))
@@ -579,7 +579,7 @@ def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
     durable.handle(inputs.TimersDue(from_seconds(1e6)))
     assert durable.core.ended is not None
     durable.sync()
-    durable = again(durable, tmp_path / "run", segment="2")
+    durable = again(durable, tmp_path / "run", leg="2")
     done = durable.handle(inputs.EvaluationDone(durable.at, 0, 0.5, 0.5))
     assert act.Finish("after") in done
     durable.close()

@@ -169,13 +169,13 @@ def test_each_part_of_a_resumed_run_has_its_own_clock(directory: Path) -> None:
     samples = [{"device": "fast", "at": at, "cpu": 1.0} for at in (90.0, 107.0, 195.0, 203.0)]
     (directory / "telemetry.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples))
     run = load(directory)
-    # the third was taken while the clients of the second segment were being started
+    # the third was taken while the clients of the second leg were being started
     assert run.telemetry["at"].fillna(-99).tolist() == [-10.0, 7.0, -99.0, 13.0]
     assert run.duration == 13.0
 
 
 def test_host_clock_may_restart_between_segments(directory: Path) -> None:
-    """The host had been up for 100 s when the first segment began, and for 90 s when the second did, at
+    """The host had been up for 100 s when the first leg began, and for 90 s when the second did, at
     device time 10."""
     again = events.RunStarted(10.0, 1.7e9 + 1000, ("fast",), ())
     write(directory, *EVENTS, events.to_line(again).strip())

@@ -17,7 +17,7 @@ from agents.config import AccessLink
 from agents.energy import BatteryConfig, EnergyConfig
 from agents.mqtt.topics import AGGREGATOR
 from agents.wire import messages
-from testbed.fidelity import SegmentClock, measure
+from testbed.fidelity import LegClock, measure
 from testbed.fidelity.host_load import OtherWork
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import inputs
@@ -122,7 +122,7 @@ class RandomRun:
                 yield inputs.ActionDone(self.at, action)
 
     def _links(self) -> inputs.LinksRead:
-        found = measure((), (), SegmentClock(0.0), {})
+        found = measure((), (), LegClock(0.0), {})
         wrong = self._random.sample(["d-1", "d-2"], self._random.randint(0, 2))
         return inputs.LinksRead(self.at, found, (), wrong, (), [OtherWork("others", is_busy=True)])
 
@@ -259,7 +259,7 @@ def test_ignored_inputs_do_nothing_and_illegal_ones_are_errors(
 ) -> None:
     core = ControllerCore(spec(tmp_path))
     core.run.phase = phase
-    found = measure((), (), SegmentClock(0.0), {})
+    found = measure((), (), LegClock(0.0), {})
     some: tuple[inputs.ControllerInput, ...] = (
         inputs.Connected(1.0),
         inputs.MessageArrived(1.0, core.run.topics.failure("d-1"), b"it broke"),

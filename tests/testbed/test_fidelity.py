@@ -11,7 +11,7 @@ import pytest
 
 from agents import events
 from agents.timing.clock import in_device_time
-from testbed.fidelity import SegmentClock, measure
+from testbed.fidelity import LegClock, measure
 from testbed.fidelity.figures import (
     Carried,
     DeviceFidelity,
@@ -66,11 +66,11 @@ def pi(
     link: tuple[RequestedLink, ...] = (),
     trained: Sequence[Interval] = (),
     away: tuple[Interval, ...] = (),
-    clock: SegmentClock | None = None,
+    clock: LegClock | None = None,
 ) -> DeviceFidelity:
     asked = Requested("pi", "pis", cpu or (RequestedCpu(0.25, 0.01),), link, away)
     return measure(
-        [asked], samples, clock or SegmentClock(EPOCH), {"pi": [TrainingSpan(*one) for one in trained]}
+        [asked], samples, clock or LegClock(EPOCH), {"pi": [TrainingSpan(*one) for one in trained]}
     ).devices[0]
 
 
@@ -172,12 +172,12 @@ def test_waiting_device_without_a_demand_counter_is_not_judged() -> None:
 
 def test_device_without_enough_telemetry_is_not_judged() -> None:
     samples = usage([BUSY] * 4)
-    assert list(pi(samples, clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == [
+    assert list(pi(samples, clock=LegClock(EPOCH, end=10.0)).unjudged()) == [
         "CPU: telemetry covers only 4 of 10 s"
     ]
-    assert list(pi(samples, away=((4.0, 10.0),), clock=SegmentClock(EPOCH, end=10.0)).unjudged()) == []
-    assert list(pi([], clock=SegmentClock(EPOCH, end=2.0)).unjudged()) == []
-    assert list(pi([], clock=SegmentClock(EPOCH, end=3.0)).unjudged()) == [
+    assert list(pi(samples, away=((4.0, 10.0),), clock=LegClock(EPOCH, end=10.0)).unjudged()) == []
+    assert list(pi([], clock=LegClock(EPOCH, end=2.0)).unjudged()) == []
+    assert list(pi([], clock=LegClock(EPOCH, end=3.0)).unjudged()) == [
         "CPU: telemetry covers only 0 of 3 s"
     ]
 
@@ -238,7 +238,7 @@ def test_paused_device_is_not_measured() -> None:
 
 def test_only_samples_within_the_run_count() -> None:
     samples = usage([(1.0, 0, 0)] * 3 + [BUSY] * 10, at=-3.0)
-    got = pi(reversed(samples), clock=SegmentClock(EPOCH, begin=2.0, end=8.0))
+    got = pi(reversed(samples), clock=LegClock(EPOCH, begin=2.0, end=8.0))
     assert got.figures["cpu"].got == pytest.approx(0.25)
     assert got.measured == pytest.approx(6.0)
     assert got.used == pytest.approx(0.25)
@@ -323,12 +323,12 @@ def test_probe_before_the_run_is_compared_with_the_initial_link() -> None:
         got = pi([probe(-3.0, rtt=0.06)], link=(replace(LINK, at=first), *links[1:]))
         assert got.figures["rtt"].error == pytest.approx(0.0)
     late = pi(
-        [probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=SegmentClock(EPOCH, end=20.0)
+        [probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=LegClock(EPOCH, end=20.0)
     )
     assert late.probes == 1
     # The clock of a resumed run continues at 60 s; the containers get what was set at 10 s when it does.
     links = (LINK, replace(LINK, up=1_000_000, at=10.0))
-    got = pi([probe(57.0, up=5e6)], link=links, clock=SegmentClock(EPOCH, begin=60.0))
+    got = pi([probe(57.0, up=5e6)], link=links, clock=LegClock(EPOCH, begin=60.0))
     assert got.figures["up"] == Figure(5e6, 5e6)
 
 

@@ -19,7 +19,7 @@ from agents.wire.messages import GpuFigures, GpuSample, encode
 from testbed import fidelity
 from testbed.api import machine as doctor
 from testbed.errors import BadInputError
-from testbed.fidelity import SegmentClock, requested, table
+from testbed.fidelity import LegClock, requested, table
 from testbed.fidelity.features import feature_figures
 from testbed.fidelity.part import Evidence
 from testbed.fidelity.validity import verdict
@@ -377,7 +377,7 @@ def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory
     spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {})
     lines = [encode(GpuSample("a", 100.0 + at, one)) for at, one in enumerate(samples)]
     (tmp_path / "telemetry.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    clock = SegmentClock(100.0, end=60.0)
+    clock = LegClock(100.0, end=60.0)
     evidence = Evidence(spec=spec, records=(), clock=clock)
     devices = requested.devices(spec, ())
     found = fidelity.measure(devices, evidence.samples(), clock, {})

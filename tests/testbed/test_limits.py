@@ -10,7 +10,7 @@ from msgspec import structs
 
 from agents.fields import NO_LIMIT
 from agents.wire.messages import CgroupLimits
-from testbed.fidelity import SegmentClock, measure
+from testbed.fidelity import LegClock, measure
 from testbed.fidelity.figures import Requested, RequestedCpu, RequestedLimits, differences
 from testbed.fidelity.validity import verdict
 
@@ -59,7 +59,7 @@ def read(at: float, limits: CgroupLimits) -> dict[str, Any]:
 
 
 def wrong(requested: Requested, *samples: dict[str, Any]) -> tuple[str, ...]:
-    return measure([requested], samples, SegmentClock(EPOCH, end=60.0), {}).devices[0].wrong_limits
+    return measure([requested], samples, LegClock(EPOCH, end=60.0), {}).devices[0].wrong_limits
 
 
 def pi(*more: RequestedCpu, away: tuple[tuple[float, float], ...] = ()) -> Requested:
@@ -73,7 +73,7 @@ SWAPS = "it may swap (without limit), requested no swap"
 
 def test_limit_lost_during_the_run_is_a_reason() -> None:
     samples = read(-1.0, V1), read(7.0, structs.replace(V1, swap=NO_LIMIT))
-    found = measure([pi()], samples, SegmentClock(EPOCH, end=60.0), {})
+    found = measure([pi()], samples, LegClock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == (SWAPS,)
     assert verdict([], found).reasons == (f"the kernel has other limits for pi: {SWAPS}",)
     assert found.devices[0].as_dict()["wrong_limits"] == [SWAPS]
@@ -98,15 +98,13 @@ def test_limits_are_not_judged_while_a_device_is_down_or_starting() -> None:
 
 
 def test_limits_that_were_never_read_leave_a_run_unjudged() -> None:
-    found = measure([pi()], [], SegmentClock(EPOCH, end=60.0), {})
+    found = measure([pi()], [], LegClock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == ()
     assert "pi, its limits: they were never read from the kernel" in verdict([], found).unjudged
 
 
 def test_swap_that_the_kernel_cannot_limit_leaves_a_run_unjudged() -> None:
-    found = measure(
-        [pi()], [read(-1.0, structs.replace(V1, swap=None))], SegmentClock(EPOCH, end=60.0), {}
-    )
+    found = measure([pi()], [read(-1.0, structs.replace(V1, swap=None))], LegClock(EPOCH, end=60.0), {})
     assert found.devices[0].wrong_limits == ()
     told = "pi, its swap: this host has swap, and its kernel cannot limit it"
     assert told in verdict([], found).unjudged

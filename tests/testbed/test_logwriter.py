@@ -29,10 +29,10 @@ def printing(writer: LogWriter, path: Path, code: str) -> None:
 def test_log_is_complete_up_to_its_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "LOG_BYTES", 100_000)
     writer, path = LogWriter(), tmp_path / "d-1.log"
-    path.write_text("of an earlier segment\n")
+    path.write_text("of an earlier leg\n")
     printing(writer, path, "print('begun')")
     writer.catch_up()
-    assert path.read_text() == "of an earlier segment\nbegun\n"
+    assert path.read_text() == "of an earlier leg\nbegun\n"
     printing(writer, path, MANY)
     printing(writer, path, "print('ended')")
     assert writer.close() == []

@@ -96,14 +96,14 @@ def test_undisturbed_run_is_valid() -> None:
 
 
 def test_resumed_run_is_judged_as_a_whole() -> None:
-    """A last segment in which all was well does not make good what came before, and none that ended
+    """A last leg in which all was well does not make good what came before, and none that ended
     without a verdict is called valid."""
     busy = Validity(reasons=("other work",), unjudged=("links",))
     assert Validity().after(busy) == busy
     assert busy.after(busy) == busy
     assert Validity().after(Validity()).valid is True
     lost = Validity().after(Validity(), without=2)
-    assert lost.unjudged == ("2 earlier segments of the run: ended without a verdict",)
+    assert lost.unjudged == ("2 earlier legs of the run: ended without a verdict",)
     assert lost.valid is None
 
 
