@@ -40,9 +40,12 @@ def files(topology: Topology) -> Iterator[FileToRead]:
 
 
 def with_energy(device: PlannedDevice, group: DeviceGroup, catalog: Catalog) -> PlannedDevice:
+    profile = catalog.profile(group.profile)
+    power = group.power or (None if profile is None else profile.power)
+    if power is not None:
+        device = replace(device, power=power.plain())
     if group.energy is None:
         return device
-    profile = catalog.profile(group.profile)
     cores = max(1, math.ceil(group.cpu or 1.0))
     if profile is not None:
         cores = profile.cores or cores

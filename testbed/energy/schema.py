@@ -278,6 +278,14 @@ def energy_settings(value: Any) -> Any:
     return value
 
 
+LONG_FIGURES = ("energy",)
+
+
+class EnergyProfileKeys(Model):
+    power: Power | None = optional("Power draw of the whole device, by state")
+    energy: PowerFigures | None = optional("Figures for the key energy of a topology")
+
+
 class EnergyKeys(Model):
     power: Power | None = optional("Power draw of a device in each state. Default: that of the profile")
     energy: Annotated[

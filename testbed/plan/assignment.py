@@ -303,9 +303,7 @@ def _device(
     segments: Mapping[str, Segment],
 ) -> PlannedDevice:
     profile = catalog.profile(group.profile)
-    power, thermal = group.power, group.thermal
-    if profile is not None:
-        power, thermal = power or profile.power, thermal or profile.thermal
+    thermal = group.thermal or (None if profile is None else profile.thermal)
     link = catalog.link(group.link)
     trace = () if group.link is None else catalog.series(group.link.trace)
     shape = None
@@ -327,7 +325,6 @@ def _device(
         timing=None if group.timing is None else group.timing.plain(),
         gflops=group.gflops,
         steps=tuple(group.update_steps),
-        power=None if power is None else power.plain(),
         thermal=thermal,
         shape=shape,
         origin=group.origin or None,

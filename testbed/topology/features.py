@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from testbed.energy.schema import EnergyKeys
+from testbed.energy import schema as energy
 from testbed.gpu.schema import GpuKeys
 from testbed.real_devices import schema as real_devices
 from testbed.secure import schema as secure
@@ -17,10 +17,16 @@ if TYPE_CHECKING:  # it imports this module
     from testbed.topology.schema import Topology
 
 
-class FeatureKeys(EnergyKeys, GpuKeys, segments.SegmentKeys, real_devices.RealDeviceKeys):
+class FeatureKeys(energy.EnergyKeys, GpuKeys, segments.SegmentKeys, real_devices.RealDeviceKeys):
     """Keys of a device group."""
 
 
+class FeatureProfileKeys(energy.EnergyProfileKeys):
+    """Keys of a device profile."""
+
+
+LONG_FIGURES: tuple[str, ...] = (*energy.LONG_FIGURES,)
+"""Keys of a device profile of which a table says only that they are known."""
 CHECKS: tuple[Callable[[Topology], Iterator[tuple[Where, str]]], ...] = (
     real_devices.problems,
     secure.problems,

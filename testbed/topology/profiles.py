@@ -14,10 +14,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from agents.disk import files
-from testbed.energy.schema import Power, PowerFigures
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
 from testbed.topology import validation_errors, yamlfile
+from testbed.topology.features import LONG_FIGURES, FeatureProfileKeys
 from testbed.topology.fields import (
     Count,
     Memory,
@@ -91,16 +91,12 @@ class TrainingSpeeds(Model):
     )
 
 
-class DeviceProfile(_ProfileEntry):
-    """A type of device. A key without a value is unknown."""
-
+class _Hardware(_ProfileEntry):
     gflops: Positive | None = optional(
         "FP64 Gflop/s of the whole device in High-Performance Linpack (HPL)"
     )
     cores: Count | None = optional("Number of cores")
     memory: Size | None = optional("Size of the memory")
-    power: Power | None = optional("Power draw of the whole device, by state")
-    energy: PowerFigures | None = optional("Figures for the key energy of a topology")
     thermal: Thermal | None = optional("Slow-down by heat, used if the topology has none")
     training: TrainingSpeeds | None = optional(
         "Speeds in training, fitted or measured; used in preference to gflops"
@@ -111,6 +107,10 @@ class DeviceProfile(_ProfileEntry):
         if self.training is not None and self.training.matrix is None and self.gflops is None:
             raise ValueError("training has no matrix, and there are no gflops: add one of the two")
         return self
+
+
+class DeviceProfile(FeatureProfileKeys, _Hardware):
+    """A type of device. A key without a value is unknown."""
 
 
 class LinkClass(LinkKeys, _ProfileEntry):
@@ -248,8 +248,7 @@ def _table(kind: str, entries: Mapping[str, _ProfileEntry]) -> str:
         if "training" in figures:
             error = figures["training"].get("error")
             figures["training"] = "known" if error is None else f"within {error:.0%}"
-        if "energy" in figures:
-            figures["energy"] = "known"
+        figures.update(dict.fromkeys(figures.keys() & {*LONG_FIGURES}, "known"))
     order = {column: None for entry in entries.values() for column in type(entry).model_fields}
     columns = [column for column in order if any(column in figures for figures in known.values())]
     cells = [[kind, *columns]] if entries else []
