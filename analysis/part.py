@@ -303,7 +303,7 @@ class TraceCounter:
     """Attribute of `load.Run`, with the columns `device` and `at`."""
     column: str
     name: str
-    """Has the unit, such as `battery (%)`."""
+    """Has the unit, such as `power (W)`."""
     scale: float = 1.0
 
 

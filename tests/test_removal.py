@@ -17,7 +17,6 @@ pytestmark = pytest.mark.hosts  # for mypy's time
 
 ROOMS = (
     "analysis.energy",
-    "analysis.privacy",
     "analysis.segments",
     "analysis.selection",
     "testbed.energy",

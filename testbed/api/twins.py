@@ -24,6 +24,7 @@ from testbed.plan.costs import StepTime
 from testbed.plan.machines import Measurements
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, Virtual, profiles, units, yamlfile
+from testbed.topology.features import TWIN_REMARKS
 from testbed.traits import is_simulated
 
 if TYPE_CHECKING:
@@ -420,8 +421,8 @@ class _Making:
             self._remark("changes of CPU shares, links and chargers by the scenario are left out")
         if found.pop("network", None):
             self._remark("shared segments are left out: each device has a link of its own")
-        if any(group.energy is not None for group in self._topology.devices):
-            self._remark("energy is not counted: the twin has no figures of its devices for it")
+        for remark in filter(None, (one(self._topology) for one in TWIN_REMARKS)):
+            self._remark(remark)
         found |= {
             "name": f"{self._topology.name[:34]}-twin",
             "devices": list(devices),

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_validator
 
@@ -27,6 +27,9 @@ from testbed.topology.fields import (
     Watts,
     optional,
 )
+
+if TYPE_CHECKING:  # it imports this module
+    from testbed.topology.schema import Topology
 
 DAY_S = 86_400.0
 _RETURN_ABOVE = 0.1
@@ -276,6 +279,12 @@ def energy_settings(value: Any) -> Any:
     if value is not None and not isinstance(value, dict | EnergySettings):
         raise ValueError("expected true, or settings such as {idle: 2W, core: 1.5W}")
     return value
+
+
+def twin_remark(topology: Topology) -> str | None:
+    if any(group.energy is not None for group in topology.devices):
+        return "energy is not counted: the twin has no figures of its devices for it"
+    return None
 
 
 LONG_FIGURES = ("energy",)

@@ -161,7 +161,7 @@ class MessageArrived(_Input, frozen=True):
 
 
 class Metered(_Input, frozen=True):
-    """What the runtime's meter has received."""
+    """The runtime has read its meter."""
 
     received: Sequence[features.Telemetry | messages.Disturbance] = ()
     samples: Sequence[messages.Measurement] = ()

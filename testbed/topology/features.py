@@ -25,6 +25,8 @@ class FeatureProfileKeys(energy.EnergyProfileKeys):
     """Keys of a device profile."""
 
 
+TWIN_REMARKS: tuple[Callable[[Topology], str | None], ...] = (energy.twin_remark,)
+"""Each returns what a twin of a run with this topology leaves out; None if nothing."""
 LONG_FIGURES: tuple[str, ...] = (*energy.LONG_FIGURES,)
 """Keys of a device profile of which a table says only that they are known."""
 CHECKS: tuple[Callable[[Topology], Iterator[tuple[Where, str]]], ...] = (
