@@ -97,6 +97,11 @@ class _Hardware(_ProfileEntry):
     )
     cores: Count | None = optional("Number of cores")
     memory: Size | None = optional("Size of the memory")
+
+
+class DeviceProfile(FeatureProfileKeys, _Hardware):
+    """A type of device. A key without a value is unknown."""
+
     thermal: Thermal | None = optional("Slow-down by heat, used if the topology has none")
     training: TrainingSpeeds | None = optional(
         "Speeds in training, fitted or measured; used in preference to gflops"
@@ -107,10 +112,6 @@ class _Hardware(_ProfileEntry):
         if self.training is not None and self.training.matrix is None and self.gflops is None:
             raise ValueError("training has no matrix, and there are no gflops: add one of the two")
         return self
-
-
-class DeviceProfile(FeatureProfileKeys, _Hardware):
-    """A type of device. A key without a value is unknown."""
 
 
 class LinkClass(LinkKeys, _ProfileEntry):

@@ -44,7 +44,7 @@ def _input(kind: type[inputs.Input]) -> inputs.Input:
         "sender": "a",
         "state": "ready",
         "line": events.to_line(events.Note(10.0, "so it is")),
-        **dict.fromkeys(("segment", "reason", "part", "name"), "x"),
+        **dict.fromkeys(("leg", "reason", "part", "name"), "x"),
         **dict.fromkeys(("epoch", "since", "dispatch", "about", "version", "size", "samples"), 0),
         **dict.fromkeys(("wall_clock", "loss", "accuracy"), 0.5),
     }
