@@ -13,7 +13,7 @@ from functools import partial
 import pandas as pd
 import pyarrow as pa
 
-from analysis.features import FEATURES, RECORDS, STREAMS
+from analysis.features import PARTS, RECORDS, STREAMS
 from analysis.part import AT, CLIENT, DEVICE, MONOTONIC, TableColumn, count, number, seconds, share, size
 
 _START = "start of the device's container or process"
@@ -72,7 +72,7 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "bytes_before": size("Payload of this update if it were sent as float32"),
         "masking": seconds("Time to make the update's mask and its shares"),
         "outside": count("Number of coordinates clipped to the range of the integers that are summed"),
-        **{name: one.about for part in FEATURES for name, one in part.update_columns.items()},
+        **{name: one.about for part in PARTS for name, one in part.update_columns.items()},
         "group": _GROUP,
     },
     "versions": {

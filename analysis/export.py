@@ -16,7 +16,7 @@ import pandas as pd
 from pyarrow import parquet
 
 from analysis import columns, device_states, summary
-from analysis.features import FEATURES
+from analysis.features import PARTS
 from analysis.load import Run
 
 
@@ -170,7 +170,7 @@ def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str,
         for column, (title, unit) in _COUNTERS.items():
             for at, value in _growth(own, column):
                 yield _counter(process, f"{device} {title} ({unit})", at, value)
-    for counter in (one for part in FEATURES for one in part.counters):
+    for counter in (one for part in PARTS for one in part.counters):
         table = run.more[counter.table]
         known = table.loc[table["at"] >= 0, ["device", "at", counter.column]].dropna()
         for device, at, value in known.itertuples(index=False):

@@ -11,7 +11,7 @@ from analysis.part import AnalysisPart, Facts, ProgressFigure
 if TYPE_CHECKING:
     from analysis.load import Run
 
-FEATURES: tuple[AnalysisPart, ...] = (energy.PART, segments.PART, selection.PART, privacy.PART)
+PARTS: tuple[AnalysisPart, ...] = (energy.PART, segments.PART, selection.PART, privacy.PART)
 
 
 class FeatureTables(energy.EnergyTables, segments.SegmentTables, selection.SelectionTables):
@@ -20,22 +20,22 @@ class FeatureTables(energy.EnergyTables, segments.SegmentTables, selection.Selec
     __slots__ = ()
 
 
-RECORDS = tuple(one for part in FEATURES for one in part.records)
-STREAMS = tuple(one for part in FEATURES for one in part.streams)
+RECORDS = tuple(one for part in PARTS for one in part.records)
+STREAMS = tuple(one for part in PARTS for one in part.streams)
 NEEDS: Mapping[str, Callable[[Facts], bool]] = {
-    name: holds for part in FEATURES for name, holds in part.needs.items()
+    name: holds for part in PARTS for name, holds in part.needs.items()
 }
 STATE_NEEDS: Mapping[str, str] = {
-    state: needed for part in FEATURES for state, needed in part.states.items()
+    state: needed for part in PARTS for state, needed in part.states.items()
 }
-SUMMARY = tuple(column for part in FEATURES for column in part.summary)
-PROGRESS = tuple(one for part in FEATURES for one in part.progress)
+SUMMARY = tuple(column for part in PARTS for column in part.summary)
+PROGRESS = tuple(one for part in PARTS for one in part.progress)
 COSTS: Mapping[str, ProgressFigure] = {one.name: one for one in PROGRESS if one.words is not None}
 
 
 def facts(run: Run) -> dict[str, str]:
     """Facts about a whole run for people (`AnalysisPart.facts`)."""
-    return {name: text for part in FEATURES for name, text in part.facts(run).items()}
+    return {name: text for part in PARTS for name, text in part.facts(run).items()}
 
 
 def parts_of_run(manifest: Facts) -> Collection[str]:

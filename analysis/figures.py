@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import isnan, nan
 
-from analysis.features import FEATURES
+from analysis.features import PARTS
 from analysis.part import DeviceFigure, Together, count_text, decimal, formatted, rate
 
 
@@ -151,7 +151,7 @@ FIGURES: dict[str, DeviceFigure] = {
             title="p_i",
             text=_part,
         ),
-        *(one for part in FEATURES for one in part.figures),
+        *(one for part in PARTS for one in part.figures),
     )
 }
 """Name -> figure, in the order of the terminal's columns."""

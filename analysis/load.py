@@ -34,7 +34,7 @@ from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from analysis import columns, records
 from analysis import manifest as manifests
-from analysis.features import FEATURES, RECORDS, STREAMS, FeatureTables
+from analysis.features import PARTS, RECORDS, STREAMS, FeatureTables
 
 _MAX_TABLES = 50
 """Tables of one kind of record, above which they are concatenated into one."""
@@ -222,7 +222,7 @@ class Follower:
             updates=updates.assign(
                 **{
                     name: column.values(updates, frames)
-                    for part in FEATURES
+                    for part in PARTS
                     for name, column in part.update_columns.items()
                 },
                 group=_groups(updates["client"], devices),

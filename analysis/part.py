@@ -161,7 +161,7 @@ class DeviceFigure:
 
     name: str
     about: str
-    """Sentence that says what it is, with its unit; the metric's help."""
+    """Says what the value is, with its unit. Prometheus shows it as the metric's help."""
     of: Callable[[DeviceTally, Tally, float], float]
     """The value for a device at a device time in seconds."""
     together: Together = Together.MEAN

@@ -14,7 +14,7 @@ from agents import events
 from agents.device_actions import DeviceState, Switching, holds
 from agents.texts import name_list
 from analysis.activity import MIN_BUSY_SHARE, Activity
-from analysis.features import FEATURES
+from analysis.features import PARTS
 from analysis.part import Facts, FeatureTally, Notice, known_number
 
 T = TypeVar("T")
@@ -228,7 +228,7 @@ class Tally:
     """Parts by kind of record that they receive."""
 
     def __post_init__(self, facts: Facts) -> None:
-        self.parts = tuple(part.tally(facts) for part in FEATURES if part.tally is not None)
+        self.parts = tuple(part.tally(facts) for part in PARTS if part.tally is not None)
         self._takers = {}
         for part in self.parts:
             for kind in part.takes:

@@ -22,7 +22,7 @@ from testbed.virtual import faults, run
 from testbed.virtual.device import VirtualHalf
 from testbed.virtual.faults import World
 from testbed.virtual.features import PARTS
-from testbed.virtual.part import VirtualFleet, VirtualPart
+from testbed.virtual.part import VirtualFleet
 from testbed.virtual.timing import SCENARIO, EventQueue
 from tests.test_recipes import copy as copy
 from tests.test_recipes import insert, python
@@ -118,7 +118,10 @@ class Heat(VirtualFleet):
 
 def test_half_of_a_new_feature_in_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each training takes 1 s. The third would make `a` hot: it is off from 2 s to 5 s."""
-    part = VirtualPart(lambda _spec, queue, _network, _write: Heat(queue))
+
+    def part(_spec: object, queue: EventQueue, _network: object, _write: object) -> Heat:
+        return Heat(queue)
+
     monkeypatch.setattr(run, "PARTS", (*PARTS, part))
     topology = {
         "name": "t",

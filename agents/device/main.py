@@ -32,7 +32,7 @@ from agents import config, features
 from agents import device_actions as actions
 from agents.config import BEGUN, AccessLink, DeviceConfig
 from agents.device import bound, control_group, link, turns
-from agents.device.features import PARTS
+from agents.device.features import make_halves
 from agents.device.machine import DeviceContainer, DeviceMachine
 from agents.device.part import ClientHost, CounterReading
 from agents.device.real_machine import RealMachine
@@ -93,8 +93,7 @@ class Init(ClientHost):
         self._ending = False
         """The client was ordered to end, so that its exit does not end the container."""
         self._paused = cfg.paused
-        made = (part.make(cfg, self) for part in PARTS)
-        self._features = [feature for feature in made if feature is not None]
+        self._features = make_halves(cfg, self)
         self._look_due = -math.inf if self._features else math.inf
         """Monotonic time at which the features look at the device next."""
         self._powered = True

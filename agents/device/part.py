@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from agents import features
@@ -75,7 +74,5 @@ class InitHalf:
         """Whether the device takes part in the run from now on."""
 
 
-@dataclass(frozen=True, slots=True)
-class InitPart:
-    make: Callable[[FeatureSettings, ClientHost], InitHalf | None]
-    """None if this device does not have the feature."""
+InitPart = Callable[[FeatureSettings, ClientHost], InitHalf | None]
+"""Makes a feature's half for one device; None if this device does not have the feature."""

@@ -17,10 +17,10 @@ from functools import partial
 from analysis.charts import contributions, fidelity, lanes, parts, staleness, telemetry
 from analysis.charts.chart import Chart
 from analysis.charts.learning_curves import curves, target_reached, time_to_accuracy
-from analysis.features import FEATURES, PROGRESS
+from analysis.features import PARTS, PROGRESS
 from analysis.load import Run
 
-_OF_FEATURES = {name: one for part in FEATURES for name, one in part.charts.items()}
+_OF_FEATURES = {name: one for part in PARTS for name, one in part.charts.items()}
 CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "accuracy": partial(curves, quality="accuracy", against="time"),
     "accuracy-by-class": partial(parts.accuracy, by="class"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from agents.device_actions import SetCpu, SetLink, from_json
 from analysis.charts.chart import COLORS, Chart, Layer, arrays
-from analysis.features import FEATURES
+from analysis.features import PARTS
 from analysis.load import Run
 from analysis.names import distinct
 
@@ -205,7 +205,7 @@ def describe(details_json: str) -> str:
                 f"{name} {_value(name, value)}" for name, value in changes.items()
             )
         case action:
-            texts = (part.describe(action) for part in FEATURES)
+            texts = (part.describe(action) for part in PARTS)
             return next(filter(None, texts), str(details.get("action")))
 
 

@@ -62,7 +62,7 @@ class HostWatch:
             self.clocks[host] = max(off, self.clocks.get(host, 0.0))
 
     def begin_run(self, used: Mapping[str, float]) -> None:
-        """Begin anew: clocks and load of the start are not the run's."""
+        """Forget clocks and load of the time before the run clock started."""
         self.clocks.clear()
         self.sample_others(0.0, used)
         self.other_samples.clear()

@@ -212,7 +212,7 @@ class LinksRead(_Input, frozen=True):
 
 
 class CommandGiven(_Input, frozen=True):
-    """By the user, during the run: an action's JSON form with the key `device`."""
+    """The user orders an action during the run: its JSON form, with the key `device`."""
 
     command: Mapping[str, Any]
 
@@ -241,7 +241,7 @@ class TickOver(_Input, frozen=True):
 
 
 class Interrupted(_Input, frozen=True):
-    """By the user."""
+    """The user has pressed Ctrl-C."""
 
 
 ControllerInput = (

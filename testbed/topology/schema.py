@@ -411,7 +411,7 @@ class Topology(Model):
 
     @property
     def exchangeable(self) -> dict[str, Variant]:
-        """By their keys: task, rule and, if there is one, selection. A user can write their own."""
+        """Task, rule and, if there is one, selection, by key. A user can write their own."""
         found = {"task": self.task, "rule": self.rule, "selection": self.selection}
         return {key: part for key, part in found.items() if part is not None}
 

@@ -50,7 +50,7 @@ class UserCode:
     digest: str
     """First 12 hexadecimal digits of the SHA-256 of the files."""
     files: Mapping[str, bytes] = field(compare=False, repr=False)
-    """By path relative to the import folder (`import_folder`)."""
+    """Contents by path, relative to the import folder (`import_folder`)."""
 
     @classmethod
     def read(cls, path: Path) -> UserCode:

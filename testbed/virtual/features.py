@@ -6,4 +6,4 @@ from testbed.energy import simulated as energy
 from testbed.segments import simulated as segments
 from testbed.virtual.part import VirtualPart
 
-PARTS: tuple[VirtualPart, ...] = (VirtualPart(segments.make_fleet), VirtualPart(energy.make_fleet))
+PARTS: tuple[VirtualPart, ...] = (segments.make_fleet, energy.make_fleet)

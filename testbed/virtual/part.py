@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from agents import features
 from agents.device_actions import Action
@@ -60,7 +59,5 @@ class VirtualFleet:
         """The clients end. All planned callbacks are removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualPart:
-    make: Callable[[RunSpec, EventQueue, VirtualNetwork, Write], VirtualFleet | None]
-    """None if the run does not have the feature."""
+VirtualPart = Callable[[RunSpec, EventQueue, VirtualNetwork, Write], VirtualFleet | None]
+"""Makes a feature of one run; None if the run does not have it."""

@@ -180,7 +180,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     cost = _step_cost(spec, prepared, task, view, w.size)
     model = run_id, schema, w, buffers
     fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view)
-    made = (part.make(spec, queue, fleet.network, recorder.sample) for part in PARTS)
+    made = (part(spec, queue, fleet.network, recorder.sample) for part in PARTS)
     evaluator = Evaluator(
         task, prepared.test, lambda _: None, start=start, parts=evaluation_parts(prepared, topology)
     )

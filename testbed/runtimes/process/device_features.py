@@ -12,7 +12,7 @@ from typing import Protocol
 import psutil
 
 from agents import features
-from agents.device.features import PARTS
+from agents.device.features import make_halves
 from agents.device.part import ClientHost, CounterReading, InitHalf
 from agents.fields import FeatureAction
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
@@ -42,8 +42,7 @@ class DeviceFeatures:
         for device in devices:
             settings = feature_settings(device, present=device.name not in absent)
             host = _ProcessHost(device.name, children, power_off)
-            made = (part.make(settings, host) for part in PARTS)
-            if halves := [half for half in made if half is not None]:
+            if halves := make_halves(settings, host):
                 self._devices[device.name] = _Featured(host, halves, device.dilation)
 
     def obey(self, order: features.InitOrder) -> None:
